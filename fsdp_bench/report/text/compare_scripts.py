@@ -151,7 +151,10 @@ def gate_line(gate: Gate) -> str:
         return "no baseline"
     if gate.now.found.fits is False:
         return f"{state(gate.now.found)}; so does the baseline"
-    peaks = [f"{signed_size(one.difference)} {one.name}" for one in gate.grown or comparison.peaks[:1]]
+    peaks = [
+        f"{signed_size(one.difference)} {one.name}" if one.difference else f"{one.name} as before"
+        for one in gate.grown or comparison.peaks[:1]
+    ]
     grown = [one for one in comparison.lines if one.difference > 0 and gate.grown]
     grown = grown[: 2 if grown and grown[0].line is None else 1]  # a line of the script beside autograd, which has none
     named = [f"{one.name} {signed_size(one.difference)}" for one in grown]

@@ -244,7 +244,7 @@ CRASHED: dict[str, Any] = {"outcome": RehearsalOutcome.FAILED, "failure": replac
     ("before", "now", "status", "said"),
     [
         (None, {}, Status.NEW, "no baseline"),
-        ({}, {}, Status.PASSES, "peak 0 B allocated; limit 1%"),
+        ({}, {}, Status.PASSES, "peak allocated as before; limit 1%"),
         ({}, {"gib": 22.1}, Status.PASSES, "peak +102.4 MiB allocated; limit 1%"),
         ({}, {"gib": 23}, Status.GREW, "peak +1.0 GiB allocated"),
         ({}, {"reserved": 31}, Status.GREW, "peak +1.0 GiB reserved"),
@@ -256,7 +256,7 @@ CRASHED: dict[str, Any] = {"outcome": RehearsalOutcome.FAILED, "failure": replac
         (OUT, {"gib": 23}, Status.PASSES, "peak +1.0 GiB allocated"),
         ({}, retried(3), Status.DOES_NOT_FIT, "runs with 3 allocation retries"),
         ({}, UNKNOWN, Status.UNKNOWN, "may fit or not: it never made an optimizer step"),
-        (UNKNOWN, UNKNOWN, Status.PASSES, "peak 0 B allocated"),
+        (UNKNOWN, UNKNOWN, Status.PASSES, "peak allocated as before"),
         ({}, CRASHED, Status.CRASHED, "failed with KeyError at train.py:17: CUDA out of memory."),
         (CRASHED, CRASHED, Status.CRASHED, "failed with KeyError"),
     ],
