@@ -220,6 +220,7 @@ def test_servers_with_the_same_gpus_share_rehearsals_and_what_is_shown_has_its_o
         step.product(4096 * batch, 4096, 4096)
         weight, indices = step.tensor(1000, 16), step.tensor(512 * batch, dtype=INT64)
         step.operator("aten::embedding", (step.tensor(512, 16),), weight=(weight,), indices=(indices,))
+        step.add("phase", name="backward")
         step.collective("allgather_base", 10**9, tuple(range(16)))
         if batch == 4:
             step.operator("mylib::attention", (step.tensor(8),), self=(step.tensor(8),))
