@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import inf
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ from fsdp_bench.replay.host_memory import Build, host_memory
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.hardware import Gpu, Hardware, Server
-from fsdp_bench.spec.setup import Checkpointing, Loss, Offload, ShardingStrategy, TrainSetup
+from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, ShardingStrategy, TrainSetup
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,9 @@ class Fastest:
         self._alike: dict[tuple[Setting, int], dict[int, TrainSetup]] = {}
         """The setups with several numbers of nodes that were timed, by setting and micro-batch."""
         self._live_fits: dict[tuple[Setting, int, int], bool] = {}
+        self._available_bytes: dict[tuple[ShardingStrategy, Api, int], int] = {}
+        """What the allocator can reserve beside the communicators of process groups, by strategy, API and nodes."""
+        self._batches = cache(self._batches_of)
         self._collective_times: dict[TrainSetup, tuple[Sent, list[float | None]]] = {}
 
     def cluster(self, num_nodes: int) -> Hardware:
@@ -279,7 +283,7 @@ class Fastest:
                 return [one for one in two if (setting, one, cluster.num_nodes) not in self.refused]
         return []
 
-    def _batches(self, setting: Setting, num_nodes: int) -> list[int]:
+    def _batches_of(self, setting: Setting, num_nodes: int) -> list[int]:
         """Return the micro-batches that make the global batch."""
         return [one for one in micro_batches(self.goal) if self._setup(setting, one, num_nodes) is not None]
 
@@ -312,8 +316,12 @@ class Fastest:
     def _fits_by_live_bytes(self, setting: Setting, batch: int, cluster: Hardware) -> bool:
         setup = self._setup(setting, batch, cluster.num_nodes)
         assert setup is not None
-        communicators = communicators_for(self.goal.model, setup, cluster)
-        available = int((available_bytes(self.gpu, communicators, self.goal.headroom_bytes) or 0) / self._times)
+        groups = setting.strategy, setting.api, cluster.num_nodes  # of what settings differ in, these decide them
+        if groups not in self._available_bytes:
+            communicators = communicators_for(self.goal.model, setup, cluster)
+            usable = available_bytes(self.gpu, communicators, self.goal.headroom_bytes) or 0
+            self._available_bytes[groups] = int(usable / self._times)
+        available = self._available_bytes[groups]
         live = self._simulated.live_bytes(self._kernels, self.gpus_per_node, setting, batch)
         if setup.is_bare:  # without what DDP adds on more GPUs
             return live.at(cluster.world_size) <= available
