@@ -3,8 +3,6 @@
 Each built-in file is read on first use. An entry of the user's file replaces the built-in entry of the same name.
 """
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from functools import cache

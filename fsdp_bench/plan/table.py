@@ -39,10 +39,7 @@ _AT_PEAK = re.compile(r"\w+(?=_at_peak)")
 """The category in the name of a column of bytes at the peak."""
 _REASONS = ("impossible", "unknown", "exceeds", "rates", "for_eager")
 """Columns that an error message leaves out, to be short."""
-_RANKS = {
-    "verdict": ("fits", None, "runs_with_retries", "does_not_fit"),
-    "fits": (True, None, False),
-}
+_RANKS = {"verdict": ("fits", None, "runs_with_retries", "does_not_fit"), "fits": (True, None, False)}
 """Columns whose values have an order of their own."""
 
 

@@ -1,7 +1,5 @@
 """Predictions compared with results: memory and step time as text, and both as the Markdown page beside the results."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median

@@ -1,7 +1,5 @@
 """JSON in and out for the spec types, by msgspec."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reads TOML and JSON that a user wrote; writes whole files or nothing; the cache of what can be made again."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

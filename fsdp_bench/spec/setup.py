@@ -1,7 +1,5 @@
 """TrainSetup: all settings of a training step, with PyTorch's names. Each field says here all about itself."""
 
-from __future__ import annotations
-
 from typing import Annotated, TypedDict
 
 from msgspec import Meta

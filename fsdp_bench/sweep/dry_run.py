@@ -1,7 +1,5 @@
 """Starts dry runs in subprocesses. Each imports torch once and runs one spec after another."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

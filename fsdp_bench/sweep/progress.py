@@ -1,7 +1,5 @@
 """The progress of a sweep: progress.json, which the running sweep writes and ``fsdp-bench status`` reads."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import statistics

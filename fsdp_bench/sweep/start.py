@@ -1,7 +1,5 @@
 """sweep(), the function for Python users; open_session(), which reads a sweep file; --only and --part."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path

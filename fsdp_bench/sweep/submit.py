@@ -1,7 +1,5 @@
 """fsdp-bench submit: writes the batch script of a sweep beside its results, and submits it to Slurm."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Compares memory: predicted with measured or rehearsed, phase by phase; of emulated trials with those of all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import partial
 from statistics import median

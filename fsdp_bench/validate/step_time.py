@@ -1,7 +1,5 @@
 """Compares predicted with measured time: steps, exposed communication, and the order of strategies by speed."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import combinations

@@ -27,8 +27,7 @@ def test_rows_are_sorted_by_the_first_column_then_the_next_and_unknown_ones_are_
     for sort, sign in (("strategy,step", 1), ("strategy,-step", -1)):
         sorted_rows = [row for _, row in arranged(found, sort=sort)]
         expected = sorted(
-            found,
-            key=lambda row: (row["strategy"], row["step_seconds"] is None, sign * (row["step_seconds"] or 0)),
+            found, key=lambda row: (row["strategy"], row["step_seconds"] is None, sign * (row["step_seconds"] or 0))
         )
         assert [(r["strategy"], r["step_seconds"]) for r in sorted_rows] == [
             (r["strategy"], r["step_seconds"]) for r in expected

@@ -1,7 +1,5 @@
 """The text that ``fsdp-bench rehearse`` prints."""
 
-from __future__ import annotations
-
 from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Any

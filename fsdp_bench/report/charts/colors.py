@@ -1,7 +1,5 @@
 """The looks of all charts: colours on a slide and on a page, and styles of marks."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from importlib import resources

@@ -3,8 +3,6 @@
 slide.py draws a Slide with matplotlib; report/html draws the same charts on a page, as wide as the screen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, groupby

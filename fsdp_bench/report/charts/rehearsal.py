@@ -3,8 +3,6 @@
 Pictures raise SpecError where nothing was rehearsed that could be drawn.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Predicted tokens per second per GPU over the number of nodes, one line for each setup."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

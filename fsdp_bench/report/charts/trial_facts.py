@@ -1,7 +1,5 @@
 """Texts about trials in charts: their settings in order, the conditions, and the reasons for missing bars."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable
 from enum import StrEnum

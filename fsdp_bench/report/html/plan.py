@@ -1,7 +1,5 @@
 """The page of a plan: the winner and why, price against days, all offers, one step of the winner, what it rests on."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The page of predicted setups, one or several side by side; the page of the largest that fits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial

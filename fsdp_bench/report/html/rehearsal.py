@@ -1,7 +1,5 @@
 """The page of a rehearsed script: whether it fits, the lines that hold memory, its step, what is not to be trusted."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from shlex import join

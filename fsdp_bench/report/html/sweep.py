@@ -1,7 +1,5 @@
 """The page of results: of one sweep, or of several."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

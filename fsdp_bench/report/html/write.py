@@ -5,8 +5,6 @@ are as wide as the screen and their letters keep their size. Lines and areas are
 that is stretched over the chart; words are HTML over it.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A check as Markdown, for a terminal, a job's summary or a comment: the answer, a row for each recipe, what grew."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from fsdp_bench.plan.check import CheckResult, CheckRow

@@ -1,7 +1,5 @@
 """A comparison as text: the answer first, then what differs in the setup, in bytes, in milliseconds, and why."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 

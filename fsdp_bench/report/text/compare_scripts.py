@@ -1,7 +1,5 @@
 """Two rehearsals compared, as text: the answer, bytes by line, milliseconds by operator; and a gate's line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from fsdp_bench.plan.compare.difference import Difference

@@ -1,7 +1,5 @@
 """Several rehearsals of one command as text: the fastest or the largest that fits, then a row for each combination."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from fsdp_bench.plan.estimate import Verdict

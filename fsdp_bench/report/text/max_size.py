@@ -1,7 +1,5 @@
 """The results of max-size as text: the answer first, then a row for each setting; pages have the same."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from importlib import resources
 

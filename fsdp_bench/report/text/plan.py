@@ -3,8 +3,6 @@
 The terminal and the page print durations, prices, speed and code the same.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from datetime import date

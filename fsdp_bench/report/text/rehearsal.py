@@ -1,7 +1,5 @@
 """A rehearsal as text: whether the script fits, where it peaks, and what is not to be trusted."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -87,10 +85,7 @@ def _unknown_facts(time: RehearsedTime, found: Rehearsal) -> list[Fact]:
     why = "as nobody documents how long some of it takes"
     if len(time.waits_for) == len(time.unknown):
         why = "as it depends on pipeline stages that were not rehearsed"
-    facts = [
-        ("step time", f"{UNKNOWN}, {why}{least}"),
-        ("", f"{UNKNOWN}: {'; '.join([*names[:MOST_UNKNOWN], *more])}"),
-    ]
+    facts = [("step time", f"{UNKNOWN}, {why}{least}"), ("", f"{UNKNOWN}: {'; '.join([*names[:MOST_UNKNOWN], *more])}")]
     if time.waits_for:
         facts.append(("", f"--ranks stages runs one rank of each stage: {','.join(map(str, time.stages))}"))
     needs_links = any(name.partition(" ")[0] in (*KINDS, *_COPIES) for name in time.unknown)

@@ -1,7 +1,5 @@
 """A predicted step time as text: exposed communication, tokens per second and the source of the rates."""
 
-from __future__ import annotations
-
 from fsdp_bench.plan.ranges import LONGER_OVER_PCIE, Range
 from fsdp_bench.plan.speed import Speed
 from fsdp_bench.replay.schedule import StepTime

@@ -5,8 +5,6 @@ are equal run the same operators. Fields that are neither have nothing to do wit
 numbers of tokens, spreads of initial weights. The names are those of the configuration classes of transformers.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources

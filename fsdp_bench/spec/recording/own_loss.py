@@ -4,8 +4,6 @@ Hugging Face's ForCausalLMLoss casts the logits to fp32, pads and shifts the lab
 All of it comes last in the model's forward, so that another kind of loss can take its place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple

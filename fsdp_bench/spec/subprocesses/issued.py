@@ -1,7 +1,5 @@
 """The work of one rehearsed step of a script, in order, as rehearse/inside/observe/issued.py writes it."""
 
-from __future__ import annotations
-
 import msgspec
 
 

@@ -4,8 +4,6 @@ A table has the dimensions of a benchmark model, or names its code by ``hf_confi
 subprocess, which imports torch, says what the code builds; answers about Hugging Face's code are kept.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

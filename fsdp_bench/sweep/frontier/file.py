@@ -6,8 +6,6 @@ smallest = "10M"      the smallest and the largest value that are tried
 largest = "70B"
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Records as rows: trials.csv and load_results, frontier.csv, a step's communication by kind of collective."""
 
-from __future__ import annotations
-
 import statistics
 from typing import Any
 

@@ -9,8 +9,6 @@ Signs of life are contents, not times: the clocks of nodes differ, and NFS shows
 when it was last closed, to whoever opens it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

@@ -16,8 +16,6 @@ results/MACHINE/SWEEP/
     *.png            charts
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import errno

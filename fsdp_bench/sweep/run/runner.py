@@ -1,7 +1,5 @@
 """Runs a sweep's trials one after another. A crash or a hang is the outcome of its trial and ends no other trial."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Mapping

@@ -190,8 +190,7 @@ _FOLLOWED: dict[str, Follow] = {
         ("aten::add", "aten::add_"), lambda tracker, args, kwargs, result: tracker.moved(args[:2], result, added=True)
     ),
     **dict.fromkeys(
-        ("aten::copy_", "aten::_foreach_copy_"),
-        lambda tracker, args, kwargs, result: tracker.moved(args[1], args[0]),
+        ("aten::copy_", "aten::_foreach_copy_"), lambda tracker, args, kwargs, result: tracker.moved(args[1], args[0])
     ),
     **dict.fromkeys(
         ("fsdp::chunk_cat", "fsdp::split_with_sizes_copy"),

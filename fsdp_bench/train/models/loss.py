@@ -126,10 +126,7 @@ def _on_rows(cross_entropy: LossFunction) -> LossFunction:
     return loss
 
 
-_INSTALL = {
-    "liger_kernel": install_hint("liger"),
-    "flash_attn": "pip install flash-attn --no-build-isolation",
-}
+_INSTALL = {"liger_kernel": install_hint("liger"), "flash_attn": "pip install flash-attn --no-build-isolation"}
 
 
 def _from_package(kind: Loss, module: str, name: str) -> Any:

@@ -41,10 +41,7 @@ def optimizer_states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def effective_setup(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    gradient_dtypes: tuple[str, ...],
-    setup: TrainSetup,
+    model: nn.Module, optimizer: torch.optim.Optimizer, gradient_dtypes: tuple[str, ...], setup: TrainSetup
 ) -> EffectiveSetup:
     """Read strategy, units, groups and dtypes back. ``gradient_dtypes`` are from before the optimizer's step."""
     strategy, wrapper, num_units, group_size = _wrapping(model)

@@ -43,11 +43,7 @@ from fsdp_bench.spec.setup import (
 )
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.lora import keeps_its_dtype
-from fsdp_bench.train.wrapping.activation_checkpointing import (
-    checkpoint_blocks,
-    offload_blocks,
-    require_grad_of_inputs,
-)
+from fsdp_bench.train.wrapping.activation_checkpointing import checkpoint_blocks, offload_blocks, require_grad_of_inputs
 from fsdp_bench.train.wrapping.units import (
     BlockClasses,
     Initializer,

@@ -65,11 +65,7 @@ SETUPS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("family", "nodes", "changes"),
-    SETUPS,
-    ids=str,
-)
+@pytest.mark.parametrize(("family", "nodes", "changes"), SETUPS, ids=str)
 def test_a_step_takes_as_long_as_predicted_with_the_same_rates(
     family: str, nodes: int, changes: dict[str, Any], tmp_path: Path
 ) -> None:

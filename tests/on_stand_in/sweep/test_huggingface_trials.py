@@ -227,11 +227,7 @@ class TestOnTheStandIn:
 
     @pytest.mark.parametrize(
         ("grids", "count"),
-        [
-            (LORA, 2),
-            pytest.param([*LORA, LOSSES_OF_LORA], 4, marks=pytest.mark.slow),
-            ([QLORA], 2),
-        ],
+        [(LORA, 2), pytest.param([*LORA, LOSSES_OF_LORA], 4, marks=pytest.mark.slow), ([QLORA], 2)],
         ids=["lora", "lora with other losses", "qlora"],
     )
     def test_peaks_with_adapters_are_within_one_per_cent(

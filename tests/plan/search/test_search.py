@@ -208,8 +208,7 @@ class Curve:
 
 
 @given(
-    st.lists(st.tuples(st.integers(10, 40), st.floats(-0.2, 0.2)), min_size=3, max_size=60),
-    st.integers(900, 12_000),
+    st.lists(st.tuples(st.integers(10, 40), st.floats(-0.2, 0.2)), min_size=3, max_size=60), st.integers(900, 12_000)
 )
 def test_the_answer_is_defined_by_widths_wherever_what_is_reserved_jumps(
     widths: list[tuple[int, float]], size: int

@@ -3,8 +3,6 @@
 Measured ones are from a committed record of a sweep on two cores.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise, product
 from pathlib import Path
 
