@@ -20,8 +20,6 @@ One call each, with names as text or as objects; sizes are in bytes, times in se
 Names load on first use, so that ``import fsdp_bench`` needs no torch and takes no time.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

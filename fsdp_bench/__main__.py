@@ -1,7 +1,5 @@
 """The command ``fsdp-bench``. An interrupt ends it in one line from here on, before the rest is imported."""
 
-from __future__ import annotations
-
 from typing import NoReturn
 
 from fsdp_bench.cli.common import interrupts

@@ -1,7 +1,5 @@
 """Fixtures and helpers of tests in several packages."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

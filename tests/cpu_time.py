@@ -7,8 +7,6 @@ tests/budgets.toml are multiplied by the ratio of that time to the file's ``loop
 The setup of a session's fixture is counted apart: the test that asks for it first differs from worker to worker.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import statistics

@@ -4,8 +4,6 @@
 are not recorded yet three more. ``python -m tests.one_memory 2 3`` writes rows 2 and 3 alone.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

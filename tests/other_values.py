@@ -1,7 +1,5 @@
 """Another value of each field of a setup than its default, and the setup in which it means something."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fsdp_bench.spec.field import Field

@@ -1,7 +1,5 @@
 """Processes of running sweeps, for tests that look at them or send them signals."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -4,19 +4,12 @@
 prints how to repeat a failure. Tests that draw without Hypothesis call ``draws``.
 """
 
-from __future__ import annotations
-
 from hypothesis import HealthCheck, settings
 
 QUICK, VALIDATE = "quick", "validate"
 
 settings.register_profile(
-    QUICK,
-    max_examples=50,
-    derandomize=True,
-    database=None,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
+    QUICK, max_examples=50, derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile(
     VALIDATE,

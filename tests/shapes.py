@@ -1,7 +1,5 @@
 """Models in the sizes that a test needs: the benchmark's, a config.json, recorded ones; and predictions of a setup."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fsdp_bench.catalog.architectures import recorded_architecture

@@ -1,7 +1,5 @@
 """The GitHub Action: each step's shell runs as on GitHub, with stand-ins for pip, fsdp-bench and gh on the PATH."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

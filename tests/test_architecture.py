@@ -1,7 +1,5 @@
 """Imports go in one direction, every package lists its files, and the wheel has all of them."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Tests in these runs repeat the plugin's loop, so that they take the same share of a budget on every machine.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 A process of its own reads spec/setup.py with one more field in it, and therefore imports the package in functions.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import importlib.util

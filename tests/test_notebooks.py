@@ -1,7 +1,5 @@
 """The notebooks run from top to bottom; their numbers are those of the records that they name."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The Python API: every name is listed and typed, and each call takes names."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -144,10 +142,7 @@ def test_the_largest_model_is_one_call() -> None:
         (lambda: estimate("Lama-3.1-8B"), "model: 'Lama-3.1-8B' is not in the catalogue (did you mean"),
         (lambda: estimate(8), "model: 8 is not allowed; a name of the catalogue"),
         (lambda: estimate(LLAMA, "zero3"), "setup: 'zero3' is not allowed; a TrainSetup"),
-        (
-            lambda: estimate(LLAMA, None, "p5.48xlarge"),
-            "hardware: 'p5.48xlarge' is not allowed; a Hardware, or its",
-        ),
+        (lambda: estimate(LLAMA, None, "p5.48xlarge"), "hardware: 'p5.48xlarge' is not allowed; a Hardware, or its"),
         (lambda: estimate(LLAMA, stratgy="zero3"), "unknown field 'stratgy' (did you mean 'strategy'?)"),
         (
             lambda: estimate("gpt2", gpus="H100-SXM"),

@@ -1,7 +1,5 @@
 """One question has one answer, whoever gives it: Python, predict, its advice, max-size, plan."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable

@@ -5,8 +5,6 @@ models. Their sizes are unlike each other, so that hardly two formulas agree at 
 kernels run: a head is a multiple of 8 wide, and heads are a multiple of the heads of keys and values.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial

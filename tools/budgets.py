@@ -6,8 +6,6 @@ because machines differ and are noisy. For what takes milliseconds, the median c
 Commands run as they do from the second time on: Python keeps its bytecode, also where PYTHONDONTWRITEBYTECODE is set.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import subprocess

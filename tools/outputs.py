@@ -6,8 +6,6 @@
 A refactoring leaves all of them the same to the character. They need neither torch nor a GPU.
 """
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import importlib

@@ -1,7 +1,5 @@
 """Dry runs on real tensors in CPU memory, in which nothing of torch but the collectives is replaced."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ models whose blocks are all alike are compiled, on the stand-in for NVIDIA's lib
 architecture.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

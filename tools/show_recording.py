@@ -4,8 +4,6 @@ python -m tools.show_recording FILE [VARIANT]
 python -m tools.show_recording Llama-3.1-8B "bf16 autocast"
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Mapping
 from itertools import takewhile

@@ -4,8 +4,6 @@ The environment is in a temporary folder and has the wheel and the dependencies 
 commands run in a folder of their own, so that nothing is read from the source tree. ``make wheel`` builds and tries.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

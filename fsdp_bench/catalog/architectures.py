@@ -5,8 +5,6 @@ recordings/adapters/, as on V100 and T4 in recordings/before_sm80/; and in recor
 ``make recordings`` writes them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Reads a Hugging Face config.json: its fields; for the benchmark's code the sizes of llama, mistral or gpt2."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

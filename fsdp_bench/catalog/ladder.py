@@ -5,8 +5,6 @@ layers, as GPT-2 small, Llama-2-7B and 13B have. The next models have one layer 
 parameters than the model with n + 1 heads and n + 1 layers. A head is 128 wide for llama, 64 for gpt2.
 """
 
-from __future__ import annotations
-
 import bisect
 from functools import lru_cache
 

@@ -3,8 +3,6 @@
 Each built-in file is read on first use. An entry of the user's file replaces the built-in entry of the same name.
 """
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from functools import cache
@@ -60,27 +58,15 @@ class Catalog:
         return next((entries[name] for name in names_of(server) if name in entries), None)
 
     def gpu(self, name: str) -> Gpu:
-        """Return the GPU with this name (case-insensitive), or the only GPU matching all its words.
-
-        Raises:
-            SpecError: if no GPU or several GPUs match, naming these or a misspelt one.
-        """
+        """Return the GPU with this name, or the only one with all its words. Raises SpecError for none or several."""
         return find_gpu(name, self.gpus())
 
     def server(self, name: str) -> Server:
-        """Return the server with this name or alias (case-insensitive).
-
-        Raises:
-            SpecError: if there is none, naming the nearest name.
-        """
+        """Return the server with this name or alias. Raises SpecError, naming the nearest, if there is none."""
         return find_server(name, self.servers())
 
     def model(self, name: str) -> ModelEntry:
-        """Return the model with this name or alias (case-insensitive), or of the same architecture: ``-Instruct``.
-
-        Raises:
-            SpecError: if there is none, naming a misspelt one, and what else names a model.
-        """
+        """Return the model with this name, or of the same architecture: ``-Instruct``. Raises SpecError for none."""
         return find_model(name, self.models())
 
 

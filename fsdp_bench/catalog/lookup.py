@@ -4,8 +4,6 @@ Every function takes a name or the object itself, so that ``estimate("Llama-3.1-
 ``estimate(model("Llama-3.1-8B"), ...)`` are the same.
 """
 
-from __future__ import annotations
-
 import re
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A published model as data: its config.json, and whether ModelShape can express it exactly."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

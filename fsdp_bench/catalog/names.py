@@ -4,8 +4,6 @@ A suggestion never has other numbers than the name that was written: Llama-3.1-9
 A40 for A10.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import TypeVar

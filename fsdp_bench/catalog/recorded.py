@@ -1,7 +1,5 @@
 """Reads a recorded model from a file that ``fsdp-bench record`` wrote."""
 
-from __future__ import annotations
-
 import gzip
 import lzma
 import zlib

@@ -1,7 +1,5 @@
 """Reads the catalogue's TOML files, ours and a user's: tables [[gpu]], [[server]], [[model]] and [[price]]."""
 
-from __future__ import annotations
-
 from datetime import date
 from pathlib import Path
 from typing import Any, Protocol, TypeVar

@@ -1,7 +1,5 @@
 """``fsdp-bench calibrate``: measure this machine's rates."""
 
-from __future__ import annotations
-
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -22,9 +20,7 @@ from fsdp_bench.spec.errors import SpecError, shown
     help="Where the calibration goes; by default MACHINE.toml in this folder.",
 )
 @click.option(
-    "--ranks",
-    metavar="N,M",
-    help="Numbers of ranks that measure at once; by default every GPU, or 2 and 4 on a CPU.",
+    "--ranks", metavar="N,M", help="Numbers of ranks that measure at once; by default every GPU, or 2 and 4 on a CPU."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the calibration as one JSON document, too.")
 def command(out: Path | None, ranks: str | None, as_json: bool) -> None:

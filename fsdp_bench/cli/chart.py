@@ -1,7 +1,5 @@
 """``fsdp-bench chart RESULTS``: draw the charts of a sweep."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """``fsdp-bench check``: a gate for pull requests. A file's commands still fit their GPUs, and need no more memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """``fsdp-bench compare``: which bytes and which milliseconds differ between two setups or results, and why."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from itertools import groupby, takewhile
@@ -22,8 +20,7 @@ from fsdp_bench.plan.compare.side import Side, read_side
 from fsdp_bench.plan.prediction import answer
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.script.each import answer_each
-from fsdp_bench.plan.script.rehearsals import Answered
-from fsdp_bench.plan.script.variants import Variant
+from fsdp_bench.plan.script.variants import Variant, read_combinations
 from fsdp_bench.rehearse.run import RehearsalError
 from fsdp_bench.report.terminal import print_answer, print_line
 from fsdp_bench.report.text import compare as text
@@ -93,7 +90,7 @@ def command(words: Sequence[str], as_json: bool, baseline: str | None, limit: st
         raise SpecError(
             f"compare: after A and B come options of both, not {shown(common[0])}; options of A or B alone go in quotes"
         )
-    are_files = [_is_file(word) for word in (a, b)]
+    are_files = [bool(word.strip()) and not word.strip().startswith("-") for word in (a, b)]
     if all(are_files) and common:
         raise SpecError(f"compare: {shown(common[0])} goes with a setup, and A and B are files; leave it out")
     found = compare(
@@ -147,7 +144,7 @@ def _scripts(baseline: Sequence[str], words: Sequence[str], commands: Sequence[S
         unused = [name for name in rehearse.OF_OUTPUT if given.pop(name)]
         if names := [option.opts[0] for option in rehearse.command.params if option.name in unused]:
             raise SpecError(f"compare: {names[0]} is for rehearse alone; leave it out")
-        variants += rehearse.read_variants(given)
+        variants += read_combinations(given.pop("words"), **rehearse.read_options(given)).variants()
     if len(files) + len(variants) != 2:
         counts = f"files: {len(files)}, rehearsals of commands: {len(variants)}"
         raise SpecError(f"compare: it takes two, A and B, not these ({counts}); -- stands before each command")
@@ -155,19 +152,12 @@ def _scripts(baseline: Sequence[str], words: Sequence[str], commands: Sequence[S
     names = [
         variant.title if variant.values else name for name, variant in zip("AB"[len(files) :], variants, strict=True)
     ]
-    for name, answered in zip(names, answer_each(variants, _progress) if variants else (), strict=True):
+    answers = answer_each(variants, lambda one: print_line(answered_line(one), error=True)) if variants else []
+    for name, answered in zip(names, answers, strict=True):
         if answered.worst is None:
             raise RehearsalError(f"{name}: {answered.reason}")
         sides.append(read_script(answered.worst, name))
     return sides
-
-
-def _progress(one: Answered) -> None:
-    print_line(answered_line(one), error=True)
-
-
-def _is_file(word: str) -> bool:
-    return bool(word.strip()) and not word.strip().startswith("-")
 
 
 def _of_setup(quoted: str, common: Sequence[str], name: str) -> Side:

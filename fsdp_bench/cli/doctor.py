@@ -1,7 +1,5 @@
 """``fsdp-bench doctor``: show this machine's hardware and software."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

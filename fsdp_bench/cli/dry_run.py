@@ -1,7 +1,5 @@
 """``fsdp-bench dry-run``: PyTorch's own FSDP code on fake tensors, without GPUs."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Sequence
@@ -23,7 +21,7 @@ from fsdp_bench.cli.common.setups import (
     warn_of_sliding_window,
 )
 from fsdp_bench.plan.dry_run import DryRun, dry_run_document
-from fsdp_bench.plan.headroom import sized, stated_headroom
+from fsdp_bench.plan.headroom import as_stated, stated_headroom
 from fsdp_bench.report.terminal import print_line
 from fsdp_bench.report.text.dry_run import report, side_by_side
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
@@ -78,11 +76,12 @@ def command(
     """
     readings = read_setups(options)
     specs, hardware, refused = _specs(options, readings, assumed.kernels, module, block, trace)
-    places = [_place(one, assumed) for one in hardware]
+    places = [as_stated(one, assumed.gpu_memory, None, None) for one in hardware]
+    kept = [stated_headroom(assumed.headroom, one) for one in places]
     runs, errors = [], []
-    for spec, place, answer in zip(specs, places, _answers(specs), strict=True):
+    for spec, place, headroom, answer in zip(specs, places, kept, _answers(specs), strict=True):
         try:
-            runs.append(DryRun(spec, result_of(answer), *place))
+            runs.append(DryRun(spec, result_of(answer), place, headroom))
         except DryRunError as error:  # the others still count
             errors.append(error)
     if not runs:
@@ -163,13 +162,6 @@ def _refuse_model(options: SetupOptions) -> None:
         raise SpecError("loss: --module's model computes its own loss; leave --loss out")
     if given:
         raise SpecError(f"--module and --{given[0].replace('_', '-')} each name a model; keep one")
-
-
-def _place(hardware: Hardware | None, assumed: AssumptionOptions) -> tuple[Hardware | None, int | None]:
-    """Return the hardware with its usable memory, and the bytes to keep free on each GPU."""
-    if assumed.gpu_memory is not None:
-        hardware = sized(hardware, assumed.gpu_memory, None)
-    return hardware, stated_headroom(assumed.headroom, hardware)
 
 
 def _answers(specs: Sequence[DryRunSpec]) -> list[DryRunAnswer]:

@@ -1,7 +1,5 @@
 """The command line ``fsdp-bench``. This is the one place that turns errors into a line and an exit code."""
 
-from __future__ import annotations
-
 import errno
 import importlib
 import os

@@ -1,7 +1,5 @@
 """``fsdp-bench max-size``: find the largest model, batch or sequence that fits, or the fewest GPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,17 +11,11 @@ from msgspec.structs import replace as struct_replace
 
 from fsdp_bench.catalog.lookup import place_names
 from fsdp_bench.cli.common.assumptions import AssumptionOptions, assumption_options
-from fsdp_bench.cli.common.options import (
-    FILE,
-    SETUP_LISTS,
-    SetupCommand,
-    SetupOptions,
-    given_options,
-    setup_options,
-)
+from fsdp_bench.cli.common.options import FILE, SETUP_LISTS, SetupCommand, SetupOptions, given_options, setup_options
 from fsdp_bench.cli.common.printing import (
+    PICTURES,
     AnswerTable,
-    check_chart,
+    check_file,
     print_json,
     print_text,
     save_chart,
@@ -116,7 +108,7 @@ def command(
     Exit codes: 0 something fits or that is unknown, 3 nothing fits under any setting, 2 bad input.
     """
     if chart is not None:
-        check_chart(chart)
+        check_file(chart, "chart", PICTURES)
     to_known = partial(sized, gpu_memory=assumed.gpu_memory, profile=assumed.profile)
     targets = _targets(options, server, gpu, quantity, to_known)
     if chart is not None:

@@ -1,7 +1,5 @@
 """``fsdp-bench max-size -- COMMAND``: the largest value of a placeholder with which a script fits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click
@@ -9,20 +7,10 @@ import click
 from fsdp_bench.cli import rehearse
 from fsdp_bench.cli.common.interrupts import INTERRUPTED
 from fsdp_bench.cli.common.options import FILE
-from fsdp_bench.cli.common.printing import (
-    COLOURS,
-    check_chart,
-    check_file,
-    print_json,
-    print_text,
-    save_chart,
-    write_text,
-)
+from fsdp_bench.cli.common.printing import COLOURS, PICTURES, check_file, print_json, print_text, save_chart, write_rows
 from fsdp_bench.plan.script.each import answered_row
-from fsdp_bench.plan.script.largest import LargestSearch, largest_document, read_search
-from fsdp_bench.plan.script.rehearsals import Answered
+from fsdp_bench.plan.script.largest import largest_document, read_search
 from fsdp_bench.report.terminal import print_line
-from fsdp_bench.report.text.each import answered_line
 from fsdp_bench.spec.errors import ExitCode
 
 
@@ -55,27 +43,30 @@ def script_command(of: tuple[str, ...], **given: Any) -> int:
     """
     chart, csv, as_json = (given.pop(name) for name in ("chart", "csv", "as_json"))
     if chart is not None:
-        check_chart(chart)
+        check_file(chart, "chart", PICTURES)
     if csv is not None:
         check_file(csv, "csv")
     search = read_search(given.pop("words"), of, **rehearse.read_options(given))
-    is_interrupted = _run(search)
+    is_interrupted = False
+    try:
+        search.run(rehearse.counted_lines())
+    except KeyboardInterrupt:
+        if not search.found:
+            raise
+        is_interrupted = True
     found = search.found
     answers = [one for each in found for one in each.tried.values()]
     if as_json:
         print_json(largest_document(search))
     else:
-        from fsdp_bench.report.text.largest import largest_text
+        from fsdp_bench.report.text.each import largest_text
 
         fits = any(one.fits for one in found) or (None if any(one.fits is None for one in found) else False)
         print_text(largest_text(found), COLOURS[fits])
     if csv is not None:
-        from fsdp_bench.report.table import csv_text
-
-        rows = [answered_row(one) for one in answers]
-        write_text(csv, csv_text(list(rows[0]), rows), "csv", "table")
+        write_rows(csv, [answered_row(one) for one in answers])
     if chart is not None:
-        from fsdp_bench.report.charts.largest import largest_slide
+        from fsdp_bench.report.charts.rehearsal import largest_slide
 
         save_chart(largest_slide(found), chart)
     if is_interrupted:
@@ -85,21 +76,3 @@ def script_command(of: tuple[str, ...], **given: Any) -> int:
 
 
 script_command.params += [one for one in rehearse.command.params if one.name not in (*rehearse.OF_OUTPUT, "snapshot")]
-
-
-def _run(search: LargestSearch) -> bool:
-    """Rehearse, with a line for each; return whether it was interrupted."""
-    count = 0
-
-    def progress(one: Answered) -> None:
-        nonlocal count
-        count += 1
-        print_line(f"{count}: {answered_line(one)}", error=True)
-
-    try:
-        search.run(progress)
-    except KeyboardInterrupt:
-        if not count:
-            raise
-        return True
-    return False

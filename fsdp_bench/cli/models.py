@@ -1,7 +1,5 @@
 """``fsdp-bench models [NAME]``: print the catalogue's models."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

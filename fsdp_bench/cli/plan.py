@@ -1,7 +1,5 @@
 """``fsdp-bench plan``: which servers, how many, which setting, how long, at what price."""
 
-from __future__ import annotations
-
 import click
 
 from fsdp_bench.catalog.loader import load_user_catalog
@@ -37,9 +35,7 @@ _WITHOUT = (
 )
 @click.option("--price", metavar="'$2.10/gpu-hour'", help="The price of every server, instead of the catalogue's.")
 @click.option(
-    "--tariff",
-    metavar="on-demand|reserved|spot",
-    help="Which of the catalogue's prices counts.  [default: on-demand]",
+    "--tariff", metavar="on-demand|reserved|spot", help="Which of the catalogue's prices counts.  [default: on-demand]"
 )
 @headroom_option
 @export_options
@@ -47,16 +43,10 @@ _WITHOUT = (
 def command(
     options: SetupOptions,
     server: tuple[str, ...],
-    tokens: str | None,
-    deadline: str | None,
-    budget: str | None,
     nodes: str | None,
-    global_batch: str | None,
-    price: str | None,
-    tariff: str | None,
-    headroom: str | None,
     export: Export | None,
     as_json: bool,
+    **stated: str | None,
 ) -> int:
     """Find which servers, how many and which setting train a model: how long it takes, and at what price.
 
@@ -73,18 +63,12 @@ def command(
 
     Exit codes: 0 there is a plan, 3 nothing fits or meets the deadline and the budget, 2 bad input.
     """
-    terms = read_terms(tokens, deadline, budget, global_batch, price, tariff, headroom)
+    terms = read_terms(**stated)
     catalog = load_user_catalog(options.catalog)
     counts = parse_nodes(nodes) if nodes is not None else NODES
     fixed, open_fields = read_choices(options)
     model = read_model(options)
-    goal = Goal(
-        model=model,
-        other=read_other_code(options, model),
-        fixed=fixed,
-        open=open_fields,
-        **vars(terms),
-    )
+    goal = Goal(model=model, other=read_other_code(options, model), fixed=fixed, open=open_fields, **vars(terms))
     kinds = kinds_of(catalog, [word for name in server for word in name.split(",")])
     with new_console(error=True).status("searching") as status:
         found = plan(goal, kinds, counts, lambda what: status.update(f"searching {what}"))

@@ -1,7 +1,5 @@
 """``fsdp-bench plan -- COMMAND``: which servers, how many, how long, at what price, for one's own training script."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click
@@ -9,16 +7,13 @@ import click
 from fsdp_bench.cli import plan, rehearse
 from fsdp_bench.cli.common.printing import print_json, print_text
 from fsdp_bench.cli.plan import parse_nodes
+from fsdp_bench.plan.purchase.goal import TERMS
 from fsdp_bench.plan.purchase.planner import NODES
 from fsdp_bench.plan.script.purchase import plan_command, script_document
-from fsdp_bench.plan.script.rehearsals import Answered
-from fsdp_bench.report.terminal import print_line
-from fsdp_bench.report.text.each import answered_line
 from fsdp_bench.spec.errors import ExitCode
 
-_TERMS = ("tokens", "deadline", "budget", "global_batch", "price", "tariff")
 _OF_REHEARSALS = (
-    *("each", "env", "edit", "strategy", "catalog", "headroom", "steps", "rank", "ranks", "random_weights"),
+    *("each", "env", "edit", "strategy", "catalog", "steps", "rank", "ranks", "random_weights"),
     *("balanced_routing", "unsupported", "tokens_per_step", "timeout", "words"),
 )
 """Options of rehearse that plans take."""
@@ -44,15 +39,8 @@ def script_command(server: tuple[str, ...], nodes: str | None, as_json: bool, **
     """
     words, options = given.pop("words"), rehearse.read_options(given)
     servers = [word for name in server for word in name.split(",")]
-    count = 0
-
-    def progress(one: Answered) -> None:
-        nonlocal count
-        count += 1
-        print_line(f"{count}: {answered_line(one)}", error=True)
-
     counts = parse_nodes(nodes) if nodes is not None else NODES
-    found = plan_command(words, servers=servers, nodes=counts, progress=progress, **options)
+    found = plan_command(words, servers=servers, nodes=counts, progress=rehearse.counted_lines(), **options)
     if as_json:
         print_json(script_document(found))
     else:
@@ -62,5 +50,5 @@ def script_command(server: tuple[str, ...], nodes: str | None, as_json: bool, **
     return ExitCode.DOES_NOT_FIT if found.winner is None else ExitCode.DONE
 
 
-script_command.params += [one for one in plan.command.params if one.name in ("nodes", *_TERMS)]
+script_command.params += [one for one in plan.command.params if one.name in ("nodes", *TERMS)]
 script_command.params += [one for one in rehearse.command.params if one.name in _OF_REHEARSALS]

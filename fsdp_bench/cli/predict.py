@@ -13,9 +13,9 @@ from fsdp_bench.cli.common.exports import Export, export_options
 from fsdp_bench.cli.common.options import EVERY_OPTION, FILE, SetupCommand, SetupOptions, setup_options
 from fsdp_bench.cli.common.printing import (
     COLOURS,
+    PICTURES,
     TRACES,
     AnswerTable,
-    check_chart,
     check_file,
     print_json,
     print_text,
@@ -79,7 +79,7 @@ def command(
     possible, refused = [q for q in questions if not q.impossible], [q for q in questions if q.impossible]
     files = {name: path for name, path in charts.items() if path is not None}
     for path in files.values():
-        check_chart(path)
+        check_file(path, "chart", PICTURES)
     if trace is not None:
         check_file(trace, "trace", TRACES)
     total = len(possible)

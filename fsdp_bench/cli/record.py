@@ -1,7 +1,5 @@
 """``fsdp-bench record``: record a model's code, so that it can be predicted."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -24,6 +25,7 @@ from fsdp_bench.cli.common.printing import (
     print_json,
     print_text,
     save_chart,
+    write_rows,
     write_text,
 )
 from fsdp_bench.plan.rehearsal import Rehearsal, together, worst_of
@@ -157,21 +159,14 @@ def command(**given: Any) -> int:
     """
     files = Files(*(given.pop(name) for name in OF_OUTPUT[:-1]))
     files.check(given["time"])
-    as_json, variants = given.pop("as_json"), read_variants(given)
+    as_json, words = given.pop("as_json"), given.pop("words")
+    variants = read_combinations(words, **read_options(given)).variants()
     if len(variants) > 1:
         return _each(variants, files, as_json)
     if files.csv is not None:
         raise SpecError("csv: it is for several combinations: --each NAME=A,B, or several servers")
     assert variants[0].asked is not None
     return _one(variants[0].asked, shlex.join(variants[0].command), files, as_json)
-
-
-def read_variants(given: dict[str, Any]) -> list[Variant]:
-    """Return what is to be rehearsed, by the command's options but those of its output.
-
-    Raises SpecError for what is not allowed.
-    """
-    return read_combinations(given.pop("words"), **read_options(given)).variants()
 
 
 def read_options(given: dict[str, Any]) -> dict[str, Any]:
@@ -192,7 +187,13 @@ def read_options(given: dict[str, Any]) -> dict[str, Any]:
 
 def _one(asked: CommandToRehearse, command_line: str, files: Files, as_json: bool) -> int:
     """Rehearse one command, each of its ranks in turn."""
-    found = _run(asked)
+    ran = list[Rehearsal]()
+    begin = "rehearsing rank {}: what the script prints follows"
+    for one in asked.answers(lambda rank: print_line(begin.format(rank), error=True)):
+        ran.append(one)
+        if one.report.outcome is RehearsalOutcome.INTERRUPTED:
+            break  # no rank after it
+    found = together(ran)
     worst = worst_of(found)
     if as_json:
         documents = [rehearsal_document(one) for one in found]
@@ -239,11 +240,11 @@ def _write_trace(found: Mapping[str, Rehearsal], path: Path | None) -> None:
 
 def _each(variants: Sequence[Variant], files: Files, as_json: bool) -> int:
     """Rehearse every combination, after which the best is the answer."""
-    done = list[Answered]()
+    done, print_answered = list[Answered](), counted_lines(len(variants))
 
     def progress(one: Answered) -> None:
         done.append(one)
-        print_line(f"{len(done)} of {len(variants)}: {answered_line(one)}", error=True)
+        print_answered(one)
 
     answers, is_interrupted = done, False
     try:
@@ -259,12 +260,9 @@ def _each(variants: Sequence[Variant], files: Files, as_json: bool) -> int:
 
         print_text(each_text(answers), COLOURS[in_order(answers)[0].fits])
     if files.csv is not None:
-        from fsdp_bench.report.table import csv_text
-
-        rows = [answered_row(one) for one in in_order(answers)]
-        write_text(files.csv, csv_text(list(rows[0]), rows), "csv", "table")
+        write_rows(files.csv, [answered_row(one) for one in in_order(answers)])
     if files.chart is not None:
-        from fsdp_bench.report.charts.each import each_slide
+        from fsdp_bench.report.charts.rehearsal import each_slide
 
         save_chart(each_slide(answers), files.chart)
     if files.page is not None:
@@ -278,6 +276,12 @@ def _each(variants: Sequence[Variant], files: Files, as_json: bool) -> int:
     return exit_code(answers)
 
 
+def counted_lines(total: int | None = None) -> Callable[[Answered], None]:
+    """Return a function that prints a line with the number of each rehearsal, and of how many, on standard error."""
+    numbers, of = itertools.count(1), "" if total is None else f" of {total}"
+    return lambda one: print_line(f"{next(numbers)}{of}: {answered_line(one)}", error=True)
+
+
 def exit_code(answers: Sequence[Answered]) -> ExitCode:
     """Return the exit code of several rehearsals: DONE if anything fits, or nothing is known."""
     if in_order(answers)[0].fits:
@@ -285,14 +289,3 @@ def exit_code(answers: Sequence[Answered]) -> ExitCode:
     if any(one.has_failed for one in answers):
         return ExitCode.CRASHED
     return ExitCode.DOES_NOT_FIT if all(one.fits is False for one in answers) else ExitCode.DONE
-
-
-def _run(asked: CommandToRehearse) -> list[Rehearsal]:
-    """Run each rank, after a line that says so; none after one that is interrupted."""
-    found = list[Rehearsal]()
-    begin = "rehearsing rank {}: what the script prints follows"
-    for one in asked.answers(lambda rank: print_line(begin.format(rank), error=True)):
-        found.append(one)
-        if one.report.outcome is RehearsalOutcome.INTERRUPTED:
-            break
-    return together(found)

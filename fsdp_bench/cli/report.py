@@ -1,7 +1,5 @@
 """``fsdp-bench report RESULTS``: print measured results, or write a report of any answer as one HTML file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """``fsdp-bench servers [NAME]``: print the catalogue's servers and GPUs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

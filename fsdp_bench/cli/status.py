@@ -1,7 +1,5 @@
 """``fsdp-bench status DIR``: how far sweeps are, while they run and later."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

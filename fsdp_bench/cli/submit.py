@@ -1,7 +1,5 @@
 """``fsdp-bench submit FILE``: a sweep as a job of Slurm."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

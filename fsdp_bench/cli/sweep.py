@@ -1,7 +1,5 @@
 """``fsdp-bench sweep FILE``: train every trial of a sweep file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -82,14 +80,7 @@ MOST_RESTARTS = 20
 )
 @click.option("--no-charts", is_flag=True, help="Do not draw the charts at the end.")
 @forgiving_streams(OSError, ValueError)  # it goes on where nobody reads what it prints
-def command(
-    file: Path,
-    results: Path,
-    list_only: bool,
-    retry: tuple[str, ...],
-    no_charts: bool,
-    **chosen: Any,
-) -> int:
+def command(file: Path, results: Path, list_only: bool, retry: tuple[str, ...], no_charts: bool, **chosen: Any) -> int:
     """Train every trial of a sweep FILE on this machine; record its memory and time.
 
     If FILE has a table [frontier], search the largest model, depth, batch or sequence of every cell instead.

@@ -1,7 +1,5 @@
 """``fsdp-bench validate``: compare predictions with a folder of results."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

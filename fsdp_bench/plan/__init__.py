@@ -23,10 +23,8 @@ Read in this order:
     dry_run.py            whether a setup fits, from its dry run
     rehearse_command.py   rehearse_command(): a real training command as one rank
     rehearsal.py          whether a rehearsed script fits
-    rehearsal_document.py the JSON form of that
     script/               one command with several values, each of them rehearsed; plans for it
     rehearsed_time/       how long a step of a rehearsed script would take
-    rehearsal_document.py  the JSON form of a rehearsal
     check.py              check(): many commands against a baseline
     document.py           the JSON form of an answer, predicted or dry-run, which tables and pages read
 """

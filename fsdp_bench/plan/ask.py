@@ -4,8 +4,6 @@ Arguments mean the same as on the command line: a server and the number of nodes
 a hybrid strategy shards within each node.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any, Literal, Unpack

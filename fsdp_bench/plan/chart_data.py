@@ -3,8 +3,6 @@
 Documents have them as fine as a screen shows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise

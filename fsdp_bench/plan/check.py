@@ -11,8 +11,6 @@ The file is TOML::
 Commands run in the file's folder. Where options take lists, each combination is one recipe.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import chdir
 from dataclasses import dataclass
@@ -154,7 +152,9 @@ def check(
         MachineError: if a command's Python has no CUDA build of torch, or there is no C compiler.
     """
     path = Path(file).resolve()
-    with chdir(_folder(path)):
+    if not path.is_file():
+        raise SpecError(f"{path}: no such file; a TOML file with [recipes.NAME]")
+    with chdir(path.parent):
         asked, variants = _read(path)
         baseline_file = path.parent / (asked.baseline or f"{path.stem}.baseline.json")
         before = _read_baseline(baseline_file)
@@ -174,12 +174,6 @@ def check(
         write_atomically(baseline_file, to_json(Baseline(recipes={**kept, **now})))
     missing = tuple(name for name in before if name not in variants)
     return CheckResult(Path(file), found, missing, baseline_file if update else None)
-
-
-def _folder(path: Path) -> Path:
-    if not path.is_file():
-        raise SpecError(f"{path}: no such file; a TOML file with [recipes.NAME]")
-    return path.parent
 
 
 def _read(path: Path) -> tuple[CheckFile, dict[str, tuple[Recipe, Variant]]]:

@@ -5,8 +5,6 @@ Trainer trains it unless the user states otherwise, and every answer says what w
 Read in transformers 5.23 and accelerate 1.15.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The JSON form of an answer, whatever its source: bytes, seconds, null for what is unknown. Pages read it back."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, fields
 from typing import Annotated, Any, TypeVar
 

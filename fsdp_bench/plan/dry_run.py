@@ -4,8 +4,6 @@ A dry run measures live bytes only. Reserved memory is predicted for the benchma
 unknown, so live bytes can only show that the module does not fit.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any

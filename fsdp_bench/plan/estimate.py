@@ -4,8 +4,6 @@
 reserved memory decides whether a setup fits. Whatever would take minutes or cannot run on a GPU is refused.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache

@@ -7,8 +7,6 @@ And what changes a GPU: --gpu-memory, a CUDA context that a calibration measured
 itself is in catalog/gpus.toml (``usable_memory_bytes``).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import date
 

@@ -58,12 +58,28 @@ class HardwareResult:
     @cached_property
     def document(self) -> MaxSizeDocument:
         """The answers as a document."""
-        return _document(self)
+        first = self.cells[0]
+        return MaxSizeDocument(
+            source="predicted",
+            torch=TORCH_VERSION,
+            kernels="cuda",
+            expandable_segments=first.check.expandable_segments,
+            load=first.check.build.value,
+            dial=first.quantity.name,  # type: ignore[arg-type]
+            fits_means="no allocation retries, required_headroom_bytes of each GPU left for the CUDA context and NCCL,"
+            " and within the host's memory where that is known",
+            server=hardware_document(first.question.hardware),
+            cells=tuple(map(_setting, self.cells, self.answers, repeat(self.with_next))),
+            on_fewest=self.on_fewest.document() if self.on_fewest else ABSENT,
+        )
 
     @cached_property
     def answers(self) -> list[AnswerDocument]:
         """The answer to each setting: for the largest candidate, or that of a setting under which nothing fits."""
-        return [_answer(cell, self.with_time) for cell in self.cells]
+        return [
+            cell.at.document(self.with_time, with_communication=False) if cell.at else cell.question.document()
+            for cell in self.cells
+        ]
 
     @property
     def title(self) -> str:
@@ -107,10 +123,7 @@ def max_sizes(
     found = iter(find_all(open_ones, check, lambda done: progress(done, len(open_ones)), with_time, with_next))
     return [
         HardwareResult(
-            hardware,
-            tuple(next(found) if cell.is_answered else cell for cell in cells),
-            with_time,
-            with_next=with_next,
+            hardware, tuple(next(found) if cell.is_answered else cell for cell in cells), with_time, with_next=with_next
         )
         for hardware, cells in asked
     ]
@@ -218,23 +231,6 @@ def _encoded(result: HardwareResult) -> dict[str, Any]:
     return {**made, "cells": cells}
 
 
-def _document(result: HardwareResult) -> MaxSizeDocument:
-    first = result.cells[0]
-    return MaxSizeDocument(
-        source="predicted",
-        torch=TORCH_VERSION,
-        kernels="cuda",
-        expandable_segments=first.check.expandable_segments,
-        load=first.check.build.value,
-        dial=first.quantity.name,  # type: ignore[arg-type]
-        fits_means="no allocation retries, required_headroom_bytes of each GPU left for the CUDA context and NCCL,"
-        " and within the host's memory where that is known",
-        server=hardware_document(first.question.hardware),
-        cells=tuple(map(_setting, result.cells, result.answers, repeat(result.with_next))),
-        on_fewest=result.on_fewest.document() if result.on_fewest else ABSENT,
-    )
-
-
 def _setting(cell: SearchResult, found: AnswerDocument, with_next: bool) -> SettingDocument:
     model = cell.at.model if cell.at else None
     return SettingDocument(
@@ -259,10 +255,6 @@ def _limit(cell: SearchResult) -> LimitDocument | None:
         return LimitDocument(place=limit.place, phase=limit.phase, category=limit.category, words=limit_text(limit))
     is_end = cell.is_answered and cell.quantity.name == "sequence_length" and positions is not None
     return LimitDocument(words=f"its {positions:,} learned positions") if is_end else None
-
-
-def _answer(cell: SearchResult, with_time: bool) -> AnswerDocument:
-    return cell.at.document(with_time, with_communication=False) if cell.at else cell.question.document()
 
 
 def _next(cell: SearchResult) -> NextDocument | None:

@@ -1,7 +1,5 @@
 """map_forked(): a function of several items at once, in forked processes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor

@@ -4,8 +4,6 @@ Live bytes are added up, in milliseconds. A replay of PyTorch's caching allocato
 decides whether a setup fits. It, speed and traffic are predicted when they are asked for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property

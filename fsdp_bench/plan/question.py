@@ -1,11 +1,9 @@
 """Question: a setup to predict, its hardware and assumptions, and warnings about them; prediction.py answers it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -72,11 +70,11 @@ class Question:
         """The steps of the setup."""
         return SimulatedSteps(self.model, self.setup, self.kernel_set)
 
-    def on_same_steps(self, **changes: Any) -> Question:
+    def on_same_steps(self, **changes: Any) -> Self:
         """Return the question with other assumptions, under which the same is simulated."""
         return replace(self, **changes).with_steps(self.simulated)
 
-    def with_steps(self, simulated: SimulatedSteps) -> Question:
+    def with_steps(self, simulated: SimulatedSteps) -> Self:
         """Return the question with its steps as they are simulated already, or on kernels that have no name."""
         changed = replace(self)
         changed.__dict__["simulated"] = simulated  # where cached_property finds it

@@ -4,8 +4,6 @@ catalog/prediction_errors.json has the errors that tools/validate/published find
 tools.validate.published.ranges`` prints it anew, and a test holds it equal to what is found.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from importlib.resources import files
 from typing import NamedTuple

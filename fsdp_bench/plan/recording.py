@@ -1,7 +1,5 @@
 """Finds a model, or records its code in a subprocess, which imports torch, and keeps the recording in a cache."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import lzma
@@ -178,10 +176,19 @@ def found_or_recorded(
         SpecError: as ``catalog.lookup.model``.
         MachineError: as ``record``, with the reason why it has to be recorded.
     """
-    if before_sm80 and attention is None:
-        model = _before_sm80(named, sequence_length, catalog, code, lora, activation_offload, progress)
-        if model is not None:
-            return model
+
+    def recorded(**how: bool) -> Model:
+        config, name = named_config(named, catalog, attention)
+        code = recorded_config(config, sequence_length, progress, lora, activation_offload, name, **how)
+        return recorded_model(code, name_with(name, lora))
+
+    if before_sm80 and attention is None and _is_huggingfaces(named, catalog, code, lora):
+        with suppress(NotRecorded):
+            if lora is None:
+                config, name = named_config(named, catalog)
+                return recorded_architecture(config, sequence_length, name, BEFORE_SM80)
+        with suppress(MachineError):
+            return recorded(before_sm80=True)
     try:
         if attention is not None or (lora is not None and activation_offload):
             raise NotRecorded(f"{name_with(named_config(named, catalog, attention)[1], lora)} was not recorded")
@@ -191,35 +198,17 @@ def found_or_recorded(
     except NotRecorded as why:
         if code == "torchtitan":
             raise
-        config, name = named_config(named, catalog, attention)
         try:
-            recorded = recorded_config(config, sequence_length, progress, lora, activation_offload, name)
+            return recorded()
         except MachineError as error:
             raise MachineError(f"{why}; {error}") from None
-        return recorded_model(recorded, name_with(name, lora))
 
 
-def _before_sm80(
-    named: str | Path,
-    sequence_length: int,
-    catalog: Catalog,
-    code: str | None,
-    lora: LoRA | None,
-    activation_offload: bool,
-    progress: Callable[[str], None],
-) -> Model | None:
-    """Return Hugging Face's code as on a GPU without FlashAttention; None for other code, and if it cannot be had."""
-    with suppress(NotRecorded):
-        if lora is None and code_of(find_model(named, catalog=catalog, code=code)) != "huggingface":
-            return None
-    config, name = named_config(named, catalog)
-    with suppress(NotRecorded):
-        if lora is None:
-            return recorded_architecture(config, sequence_length, name, BEFORE_SM80)
-    with suppress(MachineError):
-        recorded = recorded_config(config, sequence_length, progress, lora, activation_offload, name, before_sm80=True)
-        return recorded_model(recorded, name_with(name, lora))
-    return None
+def _is_huggingfaces(named: str | Path, catalog: Catalog, code: str | None, lora: LoRA | None) -> bool:
+    try:
+        return lora is not None or code_of(find_model(named, catalog=catalog, code=code)) == "huggingface"
+    except NotRecorded:
+        return True
 
 
 def _version(package: str) -> str | None:

@@ -1,7 +1,5 @@
 """Whether a rehearsed script fits a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum

@@ -3,8 +3,6 @@
 Keys are those of ``predict --json`` where they mean the same. Unknown values are null.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any
@@ -99,14 +97,9 @@ def rehearsal_document(found: Rehearsal) -> RehearsalDocument:
     is_known = peak is not None and not out_of_memory and not report.num_alloc_retries
     nccl = communicators.num_bytes if communicators is not None else None
     return RehearsalDocument(
-        torch=report.torch,
-        cuda=report.cuda,
+        **{name: getattr(report, name) for name in _OF_REPORT},
         command=report.sentence,
         folder=os.getcwd(),
-        world_size=report.world_size,
-        rank=report.rank,
-        outcome=report.outcome,
-        num_steps=report.num_steps,
         server=hardware_document(found.hardware),
         memory=RehearsedMemory(
             peak_allocated_bytes=peak.allocated_bytes if peak else None,
@@ -126,19 +119,19 @@ def rehearsal_document(found: Rehearsal) -> RehearsalDocument:
             peak_bytes=report.peak_host_bytes,
             peak_bytes_of_real_run=report.peak_host_bytes + report.peak_unwritten_host_bytes,
         ),
-        reads=report.reads,
-        num_known_reads=report.num_known_reads,
-        unsupported=report.unsupported,
-        notes=report.notes,
-        allocator_settings=report.allocator_settings,
-        failure=report.failure,
         fits=found.fits,
         verdict=found.verdict,
         why_unknown=found.why_unknown if found.verdict is None else None,
         headroom_bytes=found.usable_bytes - report.peak_reserved_bytes if is_known else None,
         required_headroom_bytes=found.kept_free.num_bytes,
-        spans=report.spans,
     )
+
+
+_OF_REPORT = (
+    *("torch", "cuda", "world_size", "rank", "outcome", "num_steps", "reads", "num_known_reads", "unsupported"),
+    *("notes", "allocator_settings", "failure", "spans"),
+)
+"""What the document has as the report has it."""
 
 
 def is_rehearsal(document: Any) -> bool:

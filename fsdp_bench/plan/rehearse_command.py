@@ -1,7 +1,5 @@
 """rehearse_command(): one rank of a real training command, or several in turn, and whether it fits."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -320,20 +320,17 @@ def _gpus_per_node(hardware: Hardware) -> int:
     return hardware.server.gpus_per_node if hardware.num_nodes == 1 else hardware.gpus_per_node
 
 
-def fewest(
-    worlds: Sequence[int], may_fit: Callable[[int], bool], fits: Callable[[int], bool], below: int = 2
-) -> int | None:
+def fewest(worlds: Sequence[int], may_fit: Callable[[int], bool], fits: Callable[[int], bool]) -> int | None:
     """Return the smallest world size on which a setup fits. None if it does not fit on the largest.
 
-    A larger world size nearly always needs less memory on each GPU, so the search bisects. Then it tries the next
-    ``below`` smaller world sizes, in case one of them fits too.
+    A larger world size nearly always needs less memory on each GPU, so the search bisects. Then it tries the next two
+    smaller world sizes, in case one of them fits too.
 
     Args:
         worlds: the world sizes to try, in increasing order.
         may_fit: takes an index into ``worlds``; returns whether the setup may fit there. It is a necessary condition
             that takes little time.
         fits: takes an index into ``worlds``; returns whether the setup fits there.
-        below: how many smaller world sizes are tried after the bisection.
     """
     if not worlds or not may_fit(len(worlds) - 1):
         return None
@@ -350,6 +347,6 @@ def fewest(
     while index - failed > 1:
         middle = (failed + index) // 2
         failed, index = (failed, middle) if fits(middle) else (middle, index)
-    for smaller in range(index - 1, max(lowest, index - below) - 1, -1):
+    for smaller in range(index - 1, max(lowest, index - 2) - 1, -1):
         index = smaller if fits(smaller) else index
     return worlds[index]

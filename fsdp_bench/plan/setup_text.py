@@ -4,8 +4,6 @@ A setup is given by its values: the fields of TrainSetup and the strategy that r
 They are ``Question.values``, or what a JSON document has (``AnswerDocument.values``), which may lack some.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -55,7 +53,8 @@ def setup_line(setup: TrainSetup | Values, varying: Iterable[str] = (), sought: 
     api = [value_text("api", values["api"])] if "api" in known else []
     parts = [" under ".join([strategy_text(values), *api])] if "strategy" in known else api
     if "world_size" in known and not {*varying} & {*HARDWARE}:
-        parts.append("as few ranks as fit" if sought == "world_size" else _ranks(values["world_size"]))
+        ranks = "1 rank" if values["world_size"] == 1 else f"{values['world_size']} ranks"
+        parts.append("as few ranks as fit" if sought == "world_size" else ranks)
     batch = "as many as fit" if sought == "micro_batch_size" else values.get("micro_batch_size")
     tokens = "as many tokens as fit" if sought == "sequence_length" else f"{values.get('sequence_length')} tokens"
     sizes = [f"batch {batch}"] if "micro_batch_size" in known else []
@@ -64,10 +63,6 @@ def setup_line(setup: TrainSetup | Values, varying: Iterable[str] = (), sought: 
     others = [one for one in SELDOM if one in known and str(values[one]) != str(SETUP[one].default)]
     usual = [one for one in _USUAL if one in known and one != "api"]
     return ", ".join([*parts, *named_values(values, [*usual, *others])])
-
-
-def _ranks(count: Any) -> str:
-    return "1 rank" if count == 1 else f"{count} ranks"
 
 
 def varying(setups: Sequence[Values]) -> list[str]:

@@ -1,7 +1,5 @@
 """Predicts how fast a setup trains: step time, tokens per second, MFU and HFU."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from fsdp_bench.plan.ranges import Range, range_of
@@ -113,11 +111,7 @@ def step_seconds(simulated: SimulatedSteps, cluster: Hardware, without_communica
 
 
 def _rates(
-    setup: TrainSetup,
-    hardware: Hardware | None,
-    kernels: str,
-    profile: Profile | None,
-    without_communication: bool,
+    setup: TrainSetup, hardware: Hardware | None, kernels: str, profile: Profile | None, without_communication: bool
 ) -> Rates | None:
     """Return the rates of the hardware; without communication those of one GPU that waits for no other."""
     rates = rates_of(setup, hardware, kernels, profile, without_communication)

@@ -4,8 +4,6 @@ A row is an answer, or a setting of max-size: bytes and seconds, with the unit i
 Columns are named as users write them, for --sort and --columns.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -41,10 +39,7 @@ _AT_PEAK = re.compile(r"\w+(?=_at_peak)")
 """The category in the name of a column of bytes at the peak."""
 _REASONS = ("impossible", "unknown", "exceeds", "rates", "for_eager")
 """Columns that an error message leaves out, to be short."""
-_RANKS = {
-    "verdict": ("fits", None, "runs_with_retries", "does_not_fit"),
-    "fits": (True, None, False),
-}
+_RANKS = {"verdict": ("fits", None, "runs_with_retries", "does_not_fit"), "fits": (True, None, False)}
 """Columns whose values have an order of their own."""
 
 

@@ -1,7 +1,5 @@
 """The time that attention takes: its kernel's published rates (catalog/attention.toml), by GPU, head size, length."""
 
-from __future__ import annotations
-
 import math
 import tomllib
 from functools import lru_cache

@@ -4,8 +4,6 @@ Seconds are interpolated linearly between two measured sizes. For matrix product
 rate is interpolated over the logarithms of the dimensions. The rate of the largest size holds for larger sizes.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence

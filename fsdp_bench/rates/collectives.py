@@ -27,8 +27,6 @@ part of a node with an NVLink mesh, for groups that do not fill nodes evenly, an
 here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

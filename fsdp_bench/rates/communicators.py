@@ -24,8 +24,6 @@ only some of their GPUs. A process group of one rank has no connections and is c
 a ``device_id`` allocates what every communicator allocates when it is created.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -234,8 +232,7 @@ def _rings(group: Topology, channels: Bounds, hardware: Hardware) -> Bounds:
     if group.num_nodes == 1:
         return Bounds(channels.low * least.pair, channels.high * most.pair)
     return Bounds(
-        channels.low * least.pair - 2 * least.send,
-        channels.high * most.pair + 2 * (most.net_pair - most.pair),
+        channels.low * least.pair - 2 * least.send, channels.high * most.pair + 2 * (most.net_pair - most.pair)
     )
 
 

@@ -6,8 +6,6 @@ what moves bytes. They are fractions that a GPU reaches at its power limit: no c
 calibration (calibrated.py) replaces them with measurements on one machine.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -15,8 +15,6 @@ Read in this order:
 The function ``fsdp_bench.rehearse()`` has this package's name, so the package itself can be called.
 """
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 from typing import Any

@@ -6,8 +6,6 @@ answer is a JSON object: variables and their values, or ``error`` and why this m
 ask so, because sweep may not import this package.
 """
 
-from __future__ import annotations
-
 import atexit
 import hashlib
 import json
@@ -24,6 +22,7 @@ from functools import cache
 from pathlib import Path
 
 from fsdp_bench.rehearse.find_torch import Torch, find_torch
+from fsdp_bench.rehearse.inside.forks import STAND_IN_NAMES
 from fsdp_bench.spec.codec import from_json
 from fsdp_bench.spec.errors import FsdpBenchError, MachineError, printable, shortened
 from fsdp_bench.spec.files import private_folder
@@ -33,8 +32,6 @@ SOURCES = Path(__file__).parent / "stand_in"
 LIBRARY = "libstand_in.so"
 DIGEST = "sha256"
 """The file with the library's digest: a cut library would end the script by a signal."""
-OTHER_NAMES = ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1")
-"""Names by which the driver and NVML are loaded; links to the same library. Triton links against ``libcuda.so``."""
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=gnu11", "-O1", "-fPIC", "-shared", "-w")
 STATUS_BY_PREFIX = {"cuda": 801, "__cuda": 801, "cublas": 15, "cudnn": 3000}
@@ -129,7 +126,7 @@ def compile_stand_in(folder: Path, cuda_version: int, names: Iterable[str], vers
         raise MachineError(
             f"{command[0]} cannot compile the stand-in for NVIDIA's libraries: {shortened(said[0], 300)}"
         )
-    for name in OTHER_NAMES:
+    for name in STAND_IN_NAMES:
         (folder / name).symlink_to(LIBRARY)
 
 

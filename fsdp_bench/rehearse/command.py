@@ -3,8 +3,6 @@
 A launcher's own arguments are not read here: only the installed torch or accelerate knows them (``inside/launch.py``).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

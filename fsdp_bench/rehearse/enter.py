@@ -4,8 +4,6 @@ The process is the same, so that it is ended as one. The user's Python starts af
 that the dynamic linker finds once on the disk and once in an overlay is loaded twice.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The torch that an interpreter would import, found without importing it."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -9,8 +9,6 @@ user's own files. There is a process for each script, interpreter and environmen
 an import starts threads, say, a rehearsal has a new process.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -23,6 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fsdp_bench.rehearse.inside.forks import MOST_BYTES
+
 INSIDE = Path(__file__).parent / "inside" / "main.py"
 """The script that runs in the user's Python."""
 
@@ -34,9 +34,6 @@ IMPORTED = "imported.json"
 
 MOST_PROCESSES = 4
 """Processes that are kept; each holds torch and the imports of its script."""
-
-MOST_BYTES = 1 << 16
-"""The size of a message; inside/forks.py has the same."""
 
 
 class PreparedPython:
@@ -53,7 +50,7 @@ class PreparedPython:
         self._servers: dict[tuple[object, ...], ForkServer] = {}
         """The one that was used last is the last one."""
 
-    def __enter__(self) -> PreparedPython:
+    def __enter__(self) -> "PreparedPython":
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -61,7 +58,7 @@ class PreparedPython:
             server.end()
         self._own.cleanup()
 
-    def server(self, python: Sequence[str], script: object, environment: Mapping[str, str]) -> ForkServer | None:
+    def server(self, python: Sequence[str], script: object, environment: Mapping[str, str]) -> "ForkServer | None":
         """Return a process to be forked for a script; None if that needs a new process.
 
         ``python`` is the interpreter with its options. ``script`` is anything that tells scripts apart.

@@ -1,7 +1,5 @@
 """Rehearses a command: runs the user's script as one rank in a subprocess, on the stand-in for NVIDIA's libraries."""
 
-from __future__ import annotations
-
 import json
 import os
 import select
@@ -148,7 +146,7 @@ class RunningRehearsal:
         is_cut = RehearsalOutcome.INTERRUPTED in (self._cut, found.outcome)
         return msgspec.structs.replace(found, outcome=self._cut) if self._cut is not None and is_cut else found
 
-    def __enter__(self) -> RunningRehearsal:
+    def __enter__(self) -> "RunningRehearsal":
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -201,7 +199,7 @@ def _started(
     environment: dict[str, str],
     scratch: Path,
     output: int,
-) -> _Process | _Fork:
+) -> "_Process | _Fork":
     """Start a process for the user's Python: a fork, if its files can be protected there."""
     sys.stdout.flush()
     with open(os.devnull) as nothing:

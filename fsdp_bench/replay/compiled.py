@@ -4,8 +4,6 @@ A compiled module's file name has a digest of the source (setup.py builds it). S
 never loaded: the .py runs instead, with the same answers, and ``make install`` compiles it again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from importlib import import_module

@@ -3,8 +3,6 @@
 Not covered: the processes themselves (Python, torch, the CUDA driver: some GiB a rank), data loaders, the page cache.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from enum import StrEnum
 

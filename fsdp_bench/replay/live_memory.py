@@ -4,8 +4,6 @@ Each run of the repeated block changes live memory by the same amount (simulate/
 lies in its first or in its last run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

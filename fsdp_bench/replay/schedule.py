@@ -7,8 +7,6 @@ down the operators beside it (streams.py).
 Exposed time is that in which a collective runs and no operator does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 

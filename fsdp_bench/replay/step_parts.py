@@ -5,8 +5,6 @@ host; then to the optimizer that the host computes; then to waiting for other ra
 waits for the host.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import StrEnum
 

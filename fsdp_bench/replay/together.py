@@ -4,8 +4,6 @@ A collective or a message begins once every rank that takes part has come to it.
 it takes as long as the last of them needs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 

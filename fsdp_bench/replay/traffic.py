@@ -1,7 +1,5 @@
 """The collectives that a wrapper issues in a step: bytes that a rank sends and receives, and their duration."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

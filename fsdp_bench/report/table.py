@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
@@ -65,11 +65,14 @@ def numbers(values: Iterable[float | None], form: Callable[[Any], str] = str, wi
     return Column("", tuple(without if one is None else form(one) for one in found), is_number=True, values=found)
 
 
+def titled(columns: Mapping[str, Column], droppable: Sequence[str] = ()) -> list[Column]:
+    """Return columns with their headers. Those of ``droppable`` are left out, in this order, if it is too wide."""
+    places = {header: len(droppable) - index for index, header in enumerate(droppable)}
+    return [replace(one, header=header, drop_priority=places.get(header, 0)) for header, one in columns.items()]
+
+
 def table_columns(
-    headers: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    numbers: Iterable[str] = (),
-    droppable: Sequence[str] = (),
+    headers: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterable[str] = (), droppable: Sequence[str] = ()
 ) -> list[Column]:
     """Return the columns of rows, each with one cell per header.
 

@@ -5,8 +5,6 @@ the collectives of each process group, of which one runs at a time. Slices of a 
 drop them. Memory is not there: the allocator follows the host, and nobody knows when the host makes its calls.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Predictions compared with results: memory and step time as text, and both as the Markdown page beside the results."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -37,7 +35,9 @@ def format_validation(comparisons: Sequence[MemoryComparison], summary: Summary,
     unequal = worst_first(comparisons, most)
     if unequal:
         lines += ["", f"the {len(unequal)} worst cells:"]
-    lines += [f"  {_cell_line(comparison)}" for comparison in unequal]
+    for one in unequal:
+        phase, _error = one.worst
+        lines.append(f"  {_difference(one.phases[phase], f' in {phase}')}: {one.label}")
     reserved = [(one.reserved, one.label) for one in comparisons if one.reserved is not None and one.reserved.relative]
     if reserved:
         lines += ["", "reserved memory differs in:"]
@@ -64,11 +64,6 @@ def error_columns(summary: Summary) -> list[Column]:
         if spread is not None
     ]
     return table_columns(HEADERS, rows, HEADERS[1:])
-
-
-def _cell_line(comparison: MemoryComparison) -> str:
-    phase, _error = comparison.worst
-    return f"{_difference(comparison.phases[phase], f' in {phase}')}: {comparison.label}"
 
 
 def _difference(pair: Bytes, where: str = "") -> str:
@@ -123,8 +118,14 @@ def format_time(
         return f"time is not compared: {'; '.join(summary.not_compared) or 'no trials'}"
     lines = [f"predicted against measured time: {summary.num_trials} trials; rates {source}"]
     lines += [f"  {name:<46}{value}" for name, value in time_facts(summary)]
-    worst = _worst_steps(comparisons, most)
-    lines += ["", f"the {len(worst)} worst steps:", *(f"  {line}" for line in worst)]
+    known = ((error, one) for one in comparisons if (error := one.error) is not None)
+    worst = sorted(known, key=lambda pair: -abs(pair[0]))[:most]
+    lines += ["", f"the {len(worst)} worst steps:"]
+    lines += [
+        f"  {error:+.1%}: predicted {format_seconds(one.predicted_seconds or 0.0)},"
+        f" measured {format_seconds(one.measured_seconds or 0.0)}: {one.label}"
+        for error, one in worst
+    ]
     return "\n".join(lines)
 
 
@@ -154,15 +155,6 @@ def _exposed(median_error: float | None, num_trials: int, near: str) -> str:
 
 def _order(order: SpeedOrder) -> str:
     return f"{_count_of(order.num_in_order, order.num_pairs)}, where no measured steps overlap"
-
-
-def _worst_steps(comparisons: Sequence[TimeComparison], count: int) -> list[str]:
-    worst = sorted((one for one in comparisons if one.error is not None), key=lambda one: -abs(one.error or 0.0))
-    return [
-        f"{one.error:+.1%}: predicted {format_seconds(one.predicted_seconds or 0.0)},"
-        f" measured {format_seconds(one.measured_seconds or 0.0)}: {one.label}"
-        for one in worst[:count]
-    ]
 
 
 def rates_text(found: ResultsValidation) -> str:

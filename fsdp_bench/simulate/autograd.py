@@ -13,8 +13,6 @@ A node runs on the stream on which its operator ran in forward (Node::stream). A
 stream is used there, too: the consumer waits for the producer, and the storage is recorded on its stream.
 """
 
-from __future__ import annotations
-
 import heapq
 import sys
 from collections import deque
@@ -61,7 +59,7 @@ class Node(msgspec.Struct, eq=False):
     """Counts operators; of an accumulator LEAF."""
     stream: Stream
     """The one on which the operator ran."""
-    edges: Sequence[tuple[Node | None, int]]
+    edges: "Sequence[tuple[Node | None, int]]"
     """The nodes that made its inputs, with the number of their output; None where no gradient is needed."""
     buffer: list[Tensor | None]
     """The gradients of the outputs that have arrived."""

@@ -8,8 +8,6 @@ from how much of the shard is padding. Without it every rank updates a whole sha
 fully_shard rank 0 always has as much as any other rank, as torch.chunk gives it the most rows.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from functools import lru_cache

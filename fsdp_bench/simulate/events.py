@@ -31,8 +31,6 @@ Events beside the device:
 The readers of these events are in replay/. Sizes are bytes.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum, StrEnum
 
 import msgspec

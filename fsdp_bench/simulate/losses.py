@@ -1,7 +1,5 @@
 """The losses of train/models/loss.py: what each allocates, saves for backward and computes."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from fsdp_bench.simulate.autograd import Gradients

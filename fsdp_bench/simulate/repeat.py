@@ -8,8 +8,6 @@ That blocks are alike is checked, not assumed: event by event, the repeated bloc
 Where they do not, every block is simulated (step.py).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -82,7 +80,7 @@ class Log:
         """Return how often a part runs."""
         return 1 + self.extra_blocks if part.block == self.repeated_block else 1
 
-    def of_depth(self, num_layers: int) -> Log:
+    def of_depth(self, num_layers: int) -> "Log":
         """Return this log for a model of the same width with more or fewer layers."""
         found = replace(self, extra_blocks=num_layers - self.num_blocks)
         found.__dict__["parts"] = self.parts  # what cached_property would find again

@@ -1,7 +1,5 @@
 """A model, its wrapper and its optimizer on one tape: loading and one step, as train/step.py runs it."""
 
-from __future__ import annotations
-
 from itertools import groupby
 from typing import Any
 
@@ -46,14 +44,7 @@ _MICRO_BATCHES = 3
 class Simulation:
     """A model, its wrapper and its optimizer on one tape."""
 
-    def __init__(
-        self,
-        model: Model,
-        setup: TrainSetup,
-        kernels: Kernels,
-        num_blocks: int,
-        rank: int = 0,
-    ) -> None:
+    def __init__(self, model: Model, setup: TrainSetup, kernels: Kernels, num_blocks: int, rank: int = 0) -> None:
         if (reason := why_optimizer_is_not_predicted(setup)) is not None:
             raise SpecError(reason)
         self.setup = setup

@@ -3,8 +3,6 @@
 ``SimulatedSteps`` has both of one model and setup: made when they are asked for, and handed to those who read logs.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -124,7 +122,7 @@ class SimulatedSteps:
         simulation.step()
         return simulation.wrapper.numels_of_all_blocks() if isinstance(simulation.wrapper, Ddp) else []
 
-    def on(self, kernels: Kernels) -> SimulatedSteps:
+    def on(self, kernels: Kernels) -> "SimulatedSteps":
         """Return the steps on other kernels; these where they are the same."""
         return self if kernels == self.kernels else SimulatedSteps(self.model, self.setup, kernels)
 

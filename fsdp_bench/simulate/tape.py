@@ -3,8 +3,6 @@
 A storage is freed when Python's own reference counts say that nobody holds it any more, as in torch (CPython only).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec
@@ -61,7 +59,7 @@ class Tape:
 
     def storage(
         self, num_bytes: int, label: str, category: Category | None = None, stream: Stream | None = None
-    ) -> Storage:
+    ) -> "Storage":
         """Allocate, on the current stream unless another one is named."""
         num_bytes += -num_bytes % self.rounding
         category = category or self.category
@@ -70,7 +68,7 @@ class Tape:
         self.events.append(Event(_ALLOCATE, number, num_bytes, category, stream, label))
         return Storage(self, number, num_bytes, category, stream)
 
-    def tensor(self, numel: int, itemsize: int, label: str, category: Category | None = None) -> Tensor:
+    def tensor(self, numel: int, itemsize: int, label: str, category: Category | None = None) -> "Tensor":
         """Allocate a tensor that needs no gradient."""
         num_bytes = numel * itemsize
         num_bytes += -num_bytes % self.rounding
@@ -79,7 +77,7 @@ class Tape:
         self.events.append(Event(_ALLOCATE, number, num_bytes, category, stream, label))
         return Tensor(Storage(self, number, num_bytes, category, stream), numel, itemsize)
 
-    def record_stream(self, storage: Storage, stream: Stream) -> None:
+    def record_stream(self, storage: "Storage", stream: Stream) -> None:
         """Tensor.record_stream: nothing where it is the storage's own stream."""
         if stream is not storage.stream:
             self.events.append(Event(Kind.RECORD_STREAM, storage.number, 0, storage.category, stream))
@@ -203,10 +201,10 @@ class Tensor(msgspec.Struct, eq=False):
     is_on_host: bool = False
     """Whether it is in host memory anyway: attention's seeds. Known of what blocks of recorded models save."""
 
-    def detach(self) -> Tensor:
+    def detach(self) -> "Tensor":
         """Return the same storage without its history."""
         return Tensor(self.storage, self.numel, self.itemsize, None, 0, True, self.is_strided)
 
-    def view(self, numel: int | None = None) -> Tensor:
+    def view(self, numel: int | None = None) -> "Tensor":
         """Return a view of the first ``numel`` elements, or of all."""
         return Tensor(self.storage, self.numel if numel is None else numel, self.itemsize, self.node, self.output, True)

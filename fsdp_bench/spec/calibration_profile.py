@@ -1,7 +1,5 @@
 """A calibration: measured times of a machine's operators, copies and collectives. One TOML file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

@@ -6,8 +6,6 @@ from a file or from a pickle. Unambiguous values are converted: text (case-insen
 ``msgspec.Meta`` in the hints. NaN and infinity are always refused.
 """
 
-from __future__ import annotations
-
 import sys
 import types
 import typing

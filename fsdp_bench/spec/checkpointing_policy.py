@@ -8,8 +8,6 @@ full           absent                the inputs of each block
 every-2-blocks        blocks 0, 2, 4, ... as above; the blocks between them are not checkpointed
 """
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 

@@ -1,9 +1,8 @@
 """JSON in and out for the spec types, by msgspec."""
 
-from __future__ import annotations
-
 import math
 import re
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -57,6 +56,14 @@ def from_json(data: bytes, kind: type[T]) -> T:
         msgspec.DecodeError: for bytes that are not JSON (msgspec.ValidationError for JSON of another shape).
     """
     return from_builtins(decode(data), kind)
+
+
+def from_file(path: Path, kind: type[T]) -> T | None:
+    """Decode a file of JSON; None if it cannot be read, or is not whole."""
+    try:
+        return from_json(path.read_bytes(), kind)
+    except (OSError, msgspec.DecodeError):
+        return None
 
 
 def decode(data: bytes) -> Any:

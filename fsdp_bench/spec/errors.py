@@ -9,8 +9,6 @@ FsdpBenchError
 └── WrapError            fsdp() refuses a combination that cannot work (also a ValueError)
 """
 
-from __future__ import annotations
-
 import difflib
 import shlex
 from collections.abc import Iterable

@@ -6,8 +6,6 @@ Options of the command line, keys of sweep files, columns of the terminal, the p
 the tables of docs/ are derived from it.
 """
 
-from __future__ import annotations
-
 import types
 import typing
 from enum import Enum

@@ -1,7 +1,5 @@
 """Reads TOML and JSON that a user wrote; writes whole files or nothing; the cache of what can be made again."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -115,7 +113,8 @@ def private_folder(name: str) -> Path | None:
     then in ``fsdp-bench-UID`` beside it. The answer is None where there can be no private folder: no home, a disk that
     is full or read-only. Then the caller does without.
     """
-    for base in _bases():
+    own = cache_folder()
+    for base in () if own is None else (own, own.with_name(f"{own.name}-{os.geteuid()}")):
         folder = base / name
         with suppress(OSError):
             base.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -123,11 +122,6 @@ def private_folder(name: str) -> Path | None:
         if _is_private(base) and _is_private(folder) and os.access(folder, os.W_OK):
             return folder
     return None
-
-
-def _bases() -> tuple[Path, ...]:
-    base = cache_folder()
-    return () if base is None else (base, base.with_name(f"{base.name}-{os.geteuid()}"))
 
 
 def _is_private(folder: Path) -> bool:

@@ -3,8 +3,6 @@
 It is written to ``frontier.json`` and can be rebuilt from the records of the trials at any time.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

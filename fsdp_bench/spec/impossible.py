@@ -1,7 +1,5 @@
 """The setups that cannot run, and why: rules that need neither a model nor hardware."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import chain
 

@@ -75,14 +75,10 @@ class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         if self.family is Family.LLAMA and self.head_dim % 2:
             raise SpecError(f"hidden_size: rotary positions need an even head size, not {self.head_dim}")
 
+    has_fused_attention: ClassVar[bool] = True
     has_flash_attn: ClassVar[bool] = False
     """Its attention is torch's, not the flash-attn package's."""
     has_frozen_parameters: ClassVar[bool] = False
-
-    @property
-    def has_fused_attention(self) -> bool:
-        """Whether its code calls torch's fused attention."""
-        return True
 
     def knows_attention(self, gpu: Gpu | None, compute: str) -> bool:
         """Whether it is known which kernels of attention a GPU runs in a compute dtype, and what they need."""

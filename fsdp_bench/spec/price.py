@@ -1,7 +1,5 @@
 """Price: what an hour of a server costs, with its source and date. A price that is not documented is None."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, NamedTuple
 

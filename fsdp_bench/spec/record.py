@@ -4,8 +4,6 @@ Raw samples are stored: the seconds of every measured step, the peaks of every r
 computed from them. A value that could not be measured is None, and prints as ``unknown``.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from typing import Annotated, Literal

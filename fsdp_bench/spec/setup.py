@@ -1,7 +1,5 @@
 """TrainSetup: all settings of a training step, with PyTorch's names. Each field says here all about itself."""
 
-from __future__ import annotations
-
 from typing import Annotated, TypedDict
 
 from msgspec import Meta
@@ -322,11 +320,7 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = True
     use_orig_params: Annotated[
         bool,
-        Field(
-            "--use-orig-params/--no-use-orig-params",
-            "FSDP1's original parameters; on by default.",
-            group=WRAPPING,
-        ),
+        Field("--use-orig-params/--no-use-orig-params", "FSDP1's original parameters; on by default.", group=WRAPPING),
     ] = True
     learning_rate: Annotated[
         Annotated[float, Meta(ge=0)], Field(None, "of the optimizer", has_column=False, of_step=False)

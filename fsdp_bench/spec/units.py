@@ -1,7 +1,5 @@
 """Parsing and printing of sizes, counts and times. Bytes are integers; GiB is only for printing."""
 
-from __future__ import annotations
-
 import re
 
 from fsdp_bench.spec.errors import SpecError, shown

@@ -19,8 +19,6 @@ Read in this order:
 The function ``fsdp_bench.sweep()`` has this package's name, so the package itself can be called.
 """
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 from typing import Any

@@ -1,7 +1,5 @@
 """Measures this machine: starts ranks that time operators and collectives, and makes a Profile of their times."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

@@ -1,7 +1,5 @@
 """The answers of ``fsdp-bench doctor``: what a sweep would use here and what prevents it; this machine as an entry."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import shutil

@@ -1,7 +1,5 @@
 """Starts dry runs in subprocesses. Each imports torch once and runs one spec after another."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess
@@ -61,13 +59,8 @@ def dry_run(
     shape = find_model(model, found.sequence_length)
     if isinstance(shape, RecordedModel):
         raise SpecError(NEEDS_CODE)
-    return result_of(run_one(DryRunSpec(model=shape, setup=found, kernels=kernels)))
-
-
-def run_one(spec: DryRunSpec) -> DryRunAnswer:
-    """Run one spec dry."""
-    ((_index, answer),) = dry_runs([spec])
-    return answer
+    ((_index, answer),) = dry_runs([DryRunSpec(model=shape, setup=found, kernels=kernels)])
+    return result_of(answer)
 
 
 def result_of(answer: DryRunAnswer) -> DryRunResult:

@@ -1,7 +1,5 @@
 """The links between this machine's GPUs, and to the host, as NVML reports them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The progress of a sweep: progress.json, which the running sweep writes and ``fsdp-bench status`` reads."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import statistics
@@ -9,18 +7,16 @@ import time
 from collections import Counter
 from glob import glob
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import msgspec
 
-from fsdp_bench.spec.codec import from_json
+from fsdp_bench.spec.codec import from_file
 from fsdp_bench.spec.errors import MachineError, ResultsError
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.sweep.launchers.slurm import JobState, job_state
 from fsdp_bench.sweep.results.lock import last_writer, seems_to_live
 from fsdp_bench.sweep.results.store import Store
-
-T = TypeVar("T")
 
 PROGRESS = "progress.json"
 JOB = "job.json"
@@ -79,7 +75,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 def submitted_job(folder: Path) -> str | None:
     """Return the ID of the job that was submitted last for a sweep's folder."""
-    found = _read(folder / JOB, dict[str, str])
+    found = from_file(folder / JOB, dict[str, str])
     return found.get("id") if found is not None else None
 
 
@@ -100,7 +96,7 @@ def status_of(folder: Path) -> list[Status]:
 
 
 def _status(folder: Path) -> Status:
-    progress = _read(folder / PROGRESS, Progress)
+    progress = from_file(folder / PROGRESS, Progress)
     state: State
     job_id = submitted_job(folder) or (progress.job if progress is not None else None)
     job = None
@@ -135,10 +131,3 @@ def _status(folder: Path) -> Status:
         node=writer.node if writer is not None else None,
         job=job,
     )
-
-
-def _read(path: Path, kind: type[T]) -> T | None:
-    try:
-        return from_json(path.read_bytes(), kind)
-    except (OSError, msgspec.DecodeError):
-        return None

@@ -104,12 +104,7 @@ class Session(Generic[T]):
     """The unit that progress.json counts."""
 
     def __init__(
-        self,
-        store: Store,
-        machine: Machine,
-        whole: SweepPlan[T],
-        plan: SweepPlan[T],
-        cluster: Cluster | None = None,
+        self, store: Store, machine: Machine, whole: SweepPlan[T], plan: SweepPlan[T], cluster: Cluster | None = None
     ) -> None:
         self.file = plan.file
         self.store = store
@@ -166,7 +161,7 @@ class Session(Generic[T]):
 
         The sweep file is written with ``listed``, what it became on this machine, as comments at its end.
         """
-        self.store.write_machine(self.machine)
+        self.store.write("machine.json", to_json(self.machine))
         resolved = f"Resolved on {self.machine.describe()}, device {self.file.device}:"
         lines = [self.file.text.rstrip(), "", *(f"# {line}" for line in (resolved, *listed))]
         self.store.write("sweep.toml", ("\n".join(lines) + "\n").encode())

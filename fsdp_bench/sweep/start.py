@@ -1,7 +1,5 @@
 """sweep(), the function for Python users; open_session(), which reads a sweep file; --only and --part."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -171,8 +169,8 @@ def check_selections(selections: tuple[str, ...], part: str | None) -> None:
     for selection in selections:
         if "=" in selection:
             _read(selection, FIELDS)
-        else:
-            _check_id(selection)
+        elif not re.fullmatch(r"[0-9a-f]+", selection):
+            raise SpecError(f"--only {selection}: neither the beginning of an ID nor FIELD=VALUE")
     if part is not None:
         _piece(part, None)
 
@@ -222,11 +220,6 @@ def _matches(cell: Trial | Search, selection: str) -> bool:
     return _has(facts, selection)
 
 
-def _check_id(selection: str) -> None:
-    if not re.fullmatch(r"[0-9a-f]+", selection):
-        raise SpecError(f"--only {selection}: neither the beginning of an ID nor FIELD=VALUE")
-
-
 def _facts(model: TrainedModel, setup: TrainSetup) -> dict[str, Any]:
     unknown = dict.fromkeys(FIELDS)  # a model of other code has no heads
     return {**unknown, **to_builtins(model), **to_builtins(setup), "family": model.kind, "model": model.name}
@@ -242,11 +235,7 @@ def _read(selection: str, fields: Collection[str]) -> tuple[str, str]:
     field = FIELD_ALIASES.get(field, field)
     if field not in fields:
         raise SpecError(f"--only: unknown field {shown(field)}{nearest(field, fields)}")
-    return field, _canonical(field, wanted)
-
-
-def _canonical(field: str, wanted: str) -> str:
-    """Return the value as TrainSetup stores it, so that aliases match too."""
     if field not in SETUP or not SETUP[field].has_words:
-        return wanted
-    return str(to_builtins(getattr(build(TrainSetup, {field: wanted}), field)))
+        return field, wanted
+    stored = getattr(build(TrainSetup, {field: wanted}), field)  # so that aliases match too
+    return field, str(to_builtins(stored))

@@ -1,14 +1,12 @@
 """fsdp-bench submit: writes the batch script of a sweep beside its results, and submits it to Slurm."""
 
-from __future__ import annotations
-
 import os
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from fsdp_bench.plan.export.files import templates
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import MachineError, ResultsError, SpecError, shown
 from fsdp_bench.spec.files import write_atomically
@@ -167,60 +165,24 @@ def submit(prepared: Prepared) -> str:
 
 
 def script_text(job: Submission, folder: Path) -> str:
-    """Return the batch script, which a person can read and change."""
-    lines = [
-        "#!/bin/bash",
-        f"# Written by fsdp-bench submit: trains {job.file.name} on {job.nodes} nodes, {job.ranks} ranks on each.",
-        f"# How far it is: fsdp-bench status {shlex.quote(str(folder))}",
-        f"# To run it again, also after a change of it: sbatch {shlex.quote(str(folder / SCRIPT))}",
-        "",
-        *_options(job, folder),
-        "",
-        *job.before,
-        *_retry(job),
-        "# exec, so that Slurm's signal reaches the sweep itself",
-        f"exec {shlex.join(_command(job))}" + (' "${retry[@]}"' if job.retry else ""),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _options(job: Submission, folder: Path) -> list[str]:
-    log = str(folder / LOG).replace("%", "%%")
-    options = [
-        (f"--job-name=fsdp-bench-{folder.name}", ""),
-        (f"--output={shlex.quote(log)}", ""),
-        ("--open-mode=append", "the log of all runs of the job"),
-        (f"--nodes={job.nodes}", ""),
-        ("--ntasks-per-node=1", "a torchrun, which starts the ranks of its node"),
-        *([(f"--gpus-per-node={job.gpus_per_node}", "")] if job.gpus_per_node else []),
-        *([("--exclusive", "other jobs on the nodes would disturb what is measured")] if job.exclusive else []),
-        *([("--mem=0", "all memory of each node")] if job.exclusive else []),
-        *((f"--{name}={value}", "") for name in _NAMES if (value := getattr(job, name)) is not None),
-        (f"--time={job.time}", ""),
-        (f"--signal=B:USR1@{job.signal_seconds}", "so long before, the running trial is ended, and the job requeued"),
-        ("--requeue", ""),
-        ("--no-kill", "a node that dies costs the trial that runs, and not the job"),
-        *((option if option.startswith("-") else f"--{option}", "") for option in job.sbatch),
-    ]
-    width = max(len(option) for option, note in options if note)
-    return [f"#SBATCH {option:<{width}}  # {note}" if note else f"#SBATCH {option}" for option, note in options]
-
-
-def _retry(job: Submission) -> list[str]:
-    if not job.retry:
-        return []
-    options = shlex.join(part for value in job.retry for part in ("--retry", value))
-    return [
-        f"retry=({options})",
-        '[ "${SLURM_RESTART_COUNT:-0}" = 0 ] || retry=()  # in the first run of the job alone',
-    ]
-
-
-def _command(job: Submission) -> Sequence[str]:
-    """Return the sweep's command, with absolute paths: a job may start elsewhere."""
-    return [
+    """Return the batch script, which a person can read and change. Paths are absolute: a job may start elsewhere."""
+    command = [
         *own_python("fsdp_bench", "sweep", os.path.abspath(job.file)),
         *("--results", os.path.abspath(job.results), "--machine", job.machine_name),
         *("--slurm", f"--ranks-per-node={job.ranks}"),
         *(part for value in job.only for part in ("--only", value)),
     ]
+    return (
+        templates()
+        .get_template(f"{SCRIPT}.jinja")
+        .render(
+            job=job,
+            name=folder.name,
+            folder=shlex.quote(str(folder)),
+            script=shlex.quote(str(folder / SCRIPT)),
+            log=shlex.quote(str(folder / LOG).replace("%", "%%")),
+            passed_on=[(name, value) for name in _NAMES if (value := getattr(job, name)) is not None],
+            retry=shlex.join(part for value in job.retry for part in ("--retry", value)),
+            command=shlex.join(command),
+        )
+    )

@@ -1,7 +1,5 @@
 """One optimizer step, as in training scripts: forward, loss, backward, gradient clipping, optimizer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Compares memory: predicted with measured or rehearsed, phase by phase; of emulated trials with those of all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import partial
 from statistics import median
@@ -176,7 +174,9 @@ def compare_with_allocator(
         return MemoryComparison(label=label, fit=fit)
     if reading.out_of_memory is not None:  # the trial ran all the same, with retries, which keep reserved memory low
         whole = read(gpu_bytes=None)
-    predicted_phases = _of_steps(whole.phases) if isinstance(model, RecordedModel) else whole.phases
+    predicted_phases = dict(whole.phases)
+    if isinstance(model, RecordedModel):  # it is built in host memory and moved, and not filled on the GPU by shards
+        predicted_phases.pop("load", None)
     return MemoryComparison(
         label=label,
         phases=compare_phases(predicted_phases, memory.phases),
@@ -184,11 +184,6 @@ def compare_with_allocator(
         reserved=_bytes(whole.peak_reserved_bytes, memory.peak_reserved_bytes) if whole is reading else None,
         fit=fit,
     )
-
-
-def _of_steps(phases: dict[str, int]) -> dict[str, int]:
-    """Leave loading out: other code is built in host memory and moved, and not filled on the GPU shard by shard."""
-    return {phase: peak for phase, peak in phases.items() if phase != "load"}
 
 
 def _bytes(predicted: int, reference: int | None) -> Bytes | None:

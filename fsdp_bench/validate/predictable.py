@@ -1,7 +1,5 @@
 """The model that predicts a trial: its own, or a recording of its code, which is made here; and a trial in one line."""
 
-from __future__ import annotations
-
 import hashlib
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Compares predictions with the results of a folder: memory and step time; and emulated trials with others."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

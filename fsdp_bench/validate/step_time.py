@@ -1,7 +1,5 @@
 """Compares predicted with measured time: steps, exposed communication, and the order of strategies by speed."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import combinations
@@ -194,8 +192,11 @@ def summarize_time(comparisons: Sequence[TimeComparison]) -> TimeSummary:
     ]
     both = [(difference, profiler) for difference, profiler in near if difference is not None and profiler is not None]
     pairs = list(_distinct_pairs(comparisons))
-    differences = _known(one.exposed_error(one.exposed_by_difference_seconds) for one in comparisons)
-    profiled = _known(one.exposed_error(one.exposed_by_profiler_seconds) for one in comparisons)
+    exposed = [
+        [error for one in comparisons if (error := one.exposed_error(getattr(one, name))) is not None]
+        for name in ("exposed_by_difference_seconds", "exposed_by_profiler_seconds")
+    ]
+    differences, profiled = exposed
     return TimeSummary(
         num_trials=len(errors),
         not_compared=dict(Counter(one.reason for one in comparisons if one.reason is not None)),
@@ -215,10 +216,6 @@ def summarize_time(comparisons: Sequence[TimeComparison]) -> TimeSummary:
     )
 
 
-def _known(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
-
-
 def _order(pairs: Iterable[tuple[TimeComparison, TimeComparison]]) -> SpeedOrder:
     right = [(faster.predicted_seconds or 0.0) < (slower.predicted_seconds or 0.0) for faster, slower in pairs]
     return SpeedOrder(num_pairs=len(right), num_in_order=sum(right))
@@ -233,18 +230,15 @@ def _distinct_pairs(comparisons: Sequence[TimeComparison]) -> Iterable[tuple[Tim
     for one in comparisons:
         if one.error is not None:
             family, name = families[one.family], (*one.sharding, one.api)
-            family[name] = _joined(family[name], one) if name in family else one
+            again = family.get(name, one)
+            fastest, slowest = min(one.fastest, again.fastest), max(one.slowest, again.slowest)
+            family[name] = msgspec.structs.replace(again, fastest_seconds=fastest, slowest_seconds=slowest)
     for family in families.values():
         for one, other in combinations(family.values(), 2):
             if one.slowest < other.fastest:
                 yield one, other
             elif other.slowest < one.fastest:
                 yield other, one
-
-
-def _joined(one: TimeComparison, again: TimeComparison) -> TimeComparison:
-    fastest, slowest = min(one.fastest, again.fastest), max(one.slowest, again.slowest)
-    return msgspec.structs.replace(one, fastest_seconds=fastest, slowest_seconds=slowest)
 
 
 def calibration_mismatch(profile: Profile, record: TrialRecord) -> str | None:

@@ -4,8 +4,6 @@ Each run of ``make test`` makes the same attacks; ``make validate`` makes many m
 ``ATTACKS=COUNT,SEED`` chooses: ``ATTACKS=10000,7 pytest tests/attacks/test_records.py``.
 """
 
-from __future__ import annotations
-
 import os
 import random
 

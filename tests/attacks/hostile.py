@@ -1,7 +1,5 @@
 """Values that nobody means to write, and small random edits of otherwise good input."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

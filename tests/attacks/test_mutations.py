@@ -5,8 +5,6 @@ documented, in one line where it is refused, with nothing on the terminal that a
 without a file left. Everything is drawn from the seed, the kind of input and the number of the call.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

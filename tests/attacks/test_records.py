@@ -4,8 +4,6 @@ Whatever is damaged, and however: reading ends with what is whole or with one of
 records are read as they were, and no byte is lost.
 """
 
-from __future__ import annotations
-
 import io
 import random
 import shutil

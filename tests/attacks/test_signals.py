@@ -5,8 +5,6 @@ run of the command: no record lost, changed or repeated, no trial failed without
 0, 1, 2, 3, 130 and the signals that it was sent, no process left; after each completed sweep no file left.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

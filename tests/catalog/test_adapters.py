@@ -1,7 +1,5 @@
 """Recordings with PEFT's adapters: what holds for which adapters, and that nothing has to be installed for them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Recordings that come with fsdp-bench: every model of the catalogue is predicted from its config.json, no torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """gpus.toml: facts with sources, and each GPU found by what its buyers and its driver call it, where that is one."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -141,10 +139,7 @@ OTHERS = "; `fsdp-bench servers` lists what is there, and --catalog FILE adds a 
         ("H100", " could be H100-SXM, H100-PCIe, H100-NVL or H100-SXM-96GB; name one"),
         ("H100 80GB", " could be H100-SXM or H100-PCIe; name one"),
         ("A100 80GB", " could be A100-SXM-80GB or A100-PCIe-80GB; name one"),
-        (
-            "H100 40GB",
-            " is not in the catalogue; of that kind there are H100-SXM, H100-PCIe, H100-NVL, H100-SXM-96GB",
-        ),
+        ("H100 40GB", " is not in the catalogue; of that kind there are H100-SXM, H100-PCIe, H100-NVL, H100-SXM-96GB"),
         ("H100-SMX", " is not in the catalogue (did you mean 'H100-SXM'?)"),
         ("", f" is not in the catalogue{OTHERS}"),
         ("RXT-4090", f" is not in the catalogue (did you mean 'RTX-4090'?){OTHERS}"),

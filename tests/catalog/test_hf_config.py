@@ -1,7 +1,5 @@
 """Hugging Face's config.json: three model types read exactly, everything else refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """models.toml: published sizes, names that people write, the config.json, and what cannot be expressed."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """servers.toml: complete, and consistent with gpus.toml; Hardware, which is made of it."""
 
-from __future__ import annotations
-
 import pytest
 
 from fsdp_bench.catalog.loader import gpu, server

@@ -1,7 +1,5 @@
 """A user's catalogue: it adds, it overrides, and what is wrong in it is one line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

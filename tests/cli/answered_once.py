@@ -1,7 +1,5 @@
 """Commands whose question is answered once and printed several times: at several widths, as text and as JSON."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager

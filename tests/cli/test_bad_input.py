@@ -1,7 +1,5 @@
 """Mistakes of users, downloads and machines: one line that names the mistake, and exit code 2."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

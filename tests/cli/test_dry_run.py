@@ -1,7 +1,5 @@
 """``fsdp-bench dry-run``: what it prints, whether a setup fits, and that nothing is ignored."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from fsdp_bench.catalog.ladder import nearest_size

@@ -1,7 +1,5 @@
 """``--export`` of predict and plan: what is written, what is said, and when nothing is written."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -111,10 +109,7 @@ def test_a_setting_that_does_not_fit_is_not_exported(tmp_path: Path) -> None:
         (("accelerate", "--checkpointing", "selective"), "--checkpointing full"),
         (("pytorch",), "exists and differs"),
         # fits in the benchmark's code, which is asked for, and not in the code that is trained
-        (
-            ("pytorch", "--nodes", "6", "--strategy", "zero2", "--loss", "chunked", "--batch", "2"),
-            "does not fit",
-        ),
+        (("pytorch", "--nodes", "6", "--strategy", "zero2", "--loss", "chunked", "--batch", "2"), "does not fit"),
     ],
 )
 def test_an_export_that_cannot_be_written_is_one_line_behind_the_answer(

@@ -1,7 +1,5 @@
 """Interrupts at any moment, and readers that close the pipe."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

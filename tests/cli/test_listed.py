@@ -1,7 +1,5 @@
 """What commands list: servers and models of the catalogue, with sources, and the trials that a sweep would run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

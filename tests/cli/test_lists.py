@@ -1,7 +1,5 @@
 """Every option of a setup takes several values, and the table of their combinations is sorted, selected and written."""
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools

@@ -1,7 +1,5 @@
 """The command line as a process: its imports, its messages, its exit codes; and what commands print at a width."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

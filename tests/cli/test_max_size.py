@@ -1,7 +1,5 @@
 """``fsdp-bench max-size`` as a process: its JSON document, agreement with ``predict``, its text and exit codes."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import partial

@@ -1,7 +1,5 @@
 """The options that describe a setup: their meaning, what they refuse, and which recording --attention asks for."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ gpt2 has 124,439,808 parameters and Llama-3.1-8B 8,030,261,248 (their published 
 p5.48xlarge has 8 GPUs with about 85e9 usable bytes each.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from functools import partial

@@ -1,7 +1,5 @@
 """What every command refuses: in one line, with exit code 2, before anything runs or is predicted."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import shlex

@@ -14,8 +14,6 @@ In an output, a line ``...`` stands for any number of lines, and ``...`` inside 
 languages are not run. The working directory is new and has the repository's ``results`` and ``sweeps`` in it.
 """
 
-from __future__ import annotations
-
 import difflib
 import doctest
 import io

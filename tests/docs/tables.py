@@ -3,8 +3,6 @@
 ``python -m tests.docs.update`` writes them; tests/docs/test_formats.py holds the pages to them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 
@@ -32,10 +30,7 @@ def fields_of_a_record() -> list[str]:
     return ["| field | type |", "|---|---|", *rows]
 
 
-TABLES: dict[str, Callable[[], list[str]]] = {
-    "docs/sweeps.md": keys_of_a_grid,
-    "docs/results.md": fields_of_a_record,
-}
+TABLES: dict[str, Callable[[], list[str]]] = {"docs/sweeps.md": keys_of_a_grid, "docs/results.md": fields_of_a_record}
 
 
 def with_tables(name: str, page: str) -> str:

@@ -1,7 +1,5 @@
 """docs/sweeps.md and docs/results.md name everything that sweep files and results have, and nothing else."""
 
-from __future__ import annotations
-
 import csv
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """Every command and every Python example of README.md and docs/ runs, and prints what the page says."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,9 +41,7 @@ def _cases() -> Iterator[object]:
             is_slow = any(f"$ {command}\n" in text and name == page for command, page in SLOW.items())
             first = re.search(r"^(?:\$ fsdp-bench|\$ python -m|>>>) (\S+)", text, re.MULTILINE)
             yield pytest.param(
-                *(name, number),
-                id=f"{name} {number} {first[1]}",
-                marks=pytest.mark.slow if is_slow else (),
+                *(name, number), id=f"{name} {number} {first[1]}", marks=pytest.mark.slow if is_slow else ()
             )
 
 

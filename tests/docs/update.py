@@ -3,8 +3,6 @@
 With names of pages it updates those alone. Read ``git diff`` afterwards.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

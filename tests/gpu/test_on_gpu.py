@@ -1,7 +1,5 @@
 """What needs a GPU: the allocator's replay against the allocator, and sweeps over NCCL. Skipped where there is none."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -3,8 +3,6 @@
 All need PyTorch's CUDA build, and many need transformers. If either is missing, nothing here is collected.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -5,8 +5,6 @@ compares forks with new processes. FSDP_BENCH_TEST_CUDA_PYTHONS lists the interp
 the running one.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

@@ -1,7 +1,5 @@
 """Runs ``fsdp-bench rehearse``, with the script in a fork of a process that has imported torch, or in a new process."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

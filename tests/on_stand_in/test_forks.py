@@ -1,7 +1,5 @@
 """A rehearsal in a fork of a process that has imported torch gives the report of one in a new process."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

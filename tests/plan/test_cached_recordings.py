@@ -1,7 +1,5 @@
 """A recording is made once, and again when what decides it changes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

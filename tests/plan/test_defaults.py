@@ -1,7 +1,5 @@
 """Defaults of Hugging Face's code: what transformers' Trainer does, unless the user states otherwise."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

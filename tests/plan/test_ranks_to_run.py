@@ -1,7 +1,5 @@
 """Which ranks are run, and again: those asked for, and those whose messages they need."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

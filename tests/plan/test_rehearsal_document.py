@@ -1,7 +1,5 @@
 """The JSON form of a rehearsal: it is read back as it was written, and other documents are refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Advice: the fewest nodes that fit, found without skipping counts, and settings of every kind, cheapest first."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

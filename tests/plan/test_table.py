@@ -1,20 +1,12 @@
 """Rows in the order of their columns: what is sorted, what is left out, and which names columns have."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdp_bench.plan.table import (
-    MAX_SIZE_COLUMNS,
-    PREDICTION_COLUMNS,
-    Row,
-    find_column,
-    read_table_options,
-)
+from fsdp_bench.plan.table import MAX_SIZE_COLUMNS, PREDICTION_COLUMNS, Row, find_column, read_table_options
 
 rows = st.lists(
     st.fixed_dictionaries({
@@ -35,8 +27,7 @@ def test_rows_are_sorted_by_the_first_column_then_the_next_and_unknown_ones_are_
     for sort, sign in (("strategy,step", 1), ("strategy,-step", -1)):
         sorted_rows = [row for _, row in arranged(found, sort=sort)]
         expected = sorted(
-            found,
-            key=lambda row: (row["strategy"], row["step_seconds"] is None, sign * (row["step_seconds"] or 0)),
+            found, key=lambda row: (row["strategy"], row["step_seconds"] is None, sign * (row["step_seconds"] or 0))
         )
         assert [(r["strategy"], r["step_seconds"]) for r in sorted_rows] == [
             (r["strategy"], r["step_seconds"]) for r in expected

@@ -1,7 +1,5 @@
 """Rates of a calibration: measured seconds at measured sizes, and interpolated seconds between them."""
 
-from __future__ import annotations
-
 import math
 
 import msgspec

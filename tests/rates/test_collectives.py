@@ -1,7 +1,5 @@
 """The cost of collectives against figures worked out by hand from NCCL's model, and what must hold of any cost."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any
@@ -176,9 +174,7 @@ BYTES = st.floats(1, 1e11)
 @given(st.sampled_from(KINDS), BYTES, WIRINGS, st.floats(1, 8), st.floats(1, 8))
 def test_more_bandwidth_never_slows(kind: str, size: float, topology: Topology, link: float, network: float) -> None:
     faster = replace(
-        topology,
-        link_bandwidth=topology.link_bandwidth * link,
-        network_bandwidth=topology.network_bandwidth * network,
+        topology, link_bandwidth=topology.link_bandwidth * link, network_bandwidth=topology.network_bandwidth * network
     )
     assert collective_seconds(kind, size, faster) <= collective_seconds(kind, size, topology)
 

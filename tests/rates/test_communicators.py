@@ -9,8 +9,6 @@ in allocations of whole 2 MiB: written to over NVLink (H100) the receiver has 9,
 (the sizes of NCCL's issue 1685 on H100); read (A100) 6 MiB each; over the network 9,109,504 and 9,633,792, 10 MiB each.
 """
 
-from __future__ import annotations
-
 from dataclasses import astuple
 
 import pytest
@@ -22,12 +20,7 @@ from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.catalog.lookup import server as cluster
 from fsdp_bench.rates.collectives import _bandwidth, _latency, collective_seconds, groups_of
 from fsdp_bench.rates.communicators import Communicators, Purpose, communicators_of
-from fsdp_bench.rates.nccl_buffers import (
-    Bounds,
-    at_start,
-    channels_across,
-    channels_within,
-)
+from fsdp_bench.rates.nccl_buffers import Bounds, at_start, channels_across, channels_within
 from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup
 
 MIB = 2**20

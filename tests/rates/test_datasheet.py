@@ -3,8 +3,6 @@
 Attention's are those of attention.toml, between its lengths, and beyond them.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from statistics import fmean

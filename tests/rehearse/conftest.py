@@ -1,7 +1,5 @@
 """The stand-in, compiled once for each version of CUDA."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path

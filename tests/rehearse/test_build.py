@@ -1,7 +1,5 @@
 """The torch that an interpreter would import, and the stand-in that is compiled for it, kept, and preloaded."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -104,7 +102,7 @@ def test_functions_without_a_source_are_weak_stubs_beside_those_with_one(
     assert {"cudaNewestFunction", "cublasNewestFunction", "ncclGetUniqueId", "cuStreamWriteValue32_v2"} <= symbols.weak
     assert {"cudaMalloc", "cublasGemmEx", "cuMemCreate", "nvmlInit_v2", "stand_in_on_read"} <= symbols.defined
     assert "cudaMalloc" not in symbols.weak
-    assert all((folder / name).resolve().name == build.LIBRARY for name in build.OTHER_NAMES)
+    assert all((folder / name).resolve().name == build.LIBRARY for name in build.STAND_IN_NAMES)
 
 
 @needs_compiler

@@ -1,7 +1,5 @@
 """A user's command is read as a shell, Python and launchers read it; and the process that a rehearsal starts."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -1,7 +1,5 @@
 """Which rehearsals may be forks of the same process. The processes themselves: tests/on_stand_in/rehearse."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

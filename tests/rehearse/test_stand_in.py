@@ -1,7 +1,5 @@
 """The stand-in's functions, called as PyTorch calls them, without PyTorch: by ctypes, in a process each."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -465,7 +463,7 @@ assert launch([]) == 0 and launch([90], 77) == 0  # of an unknown format
 attributes = create_string_buffer(1024)
 assert lib.cudaFuncGetAttributes(attributes, kernel_for([90])) == 209
 assert lib.cudaGetErrorString(209) == b"no kernel image is available for execution on the device"
-""",
+"""
     )
 
 

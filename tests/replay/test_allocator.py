@@ -11,8 +11,6 @@ The rules (c10/cuda/CUDACachingAllocator.cpp, c10/core/AllocatorConfig.h), named
 tests/gpu/test_on_gpu.py compares drawn steps with PyTorch's own allocator, on a GPU and on the stand-in.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from itertools import chain, permutations
@@ -213,7 +211,7 @@ ON_60_MIB = {
     # the 40 is freed: the second and third page are empty, the first is not; another flush, then both again
     "a retry unmaps empty pages only and grows again from the gap": (
         "10 40 reserved=60 -1 40@1 retries=1 reserved=60 10 2! -2 40 retries=3 at4=3+10 allocated=60 reserved=60"
-    ),
+    )
 }
 HOLES = f"{'13 ' * 20} {' '.join(f'-{tensor}' for tensor in range(0, 20, 2))}"
 """Every second of 20 blocks of 13 MiB is freed."""

@@ -6,8 +6,6 @@ it comes from there. An operator takes as many seconds as it has bytes, and twic
 beside it.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field

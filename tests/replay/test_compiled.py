@@ -1,7 +1,5 @@
 """Compiled modules: they are loaded where their source is unchanged, and give the same answers."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

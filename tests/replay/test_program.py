@@ -1,7 +1,5 @@
 """The program of the first steps: shortened as if every block were simulated, one by one; the pool of a tied sum."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 

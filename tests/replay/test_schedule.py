@@ -1,7 +1,5 @@
 """The time of a step: what holds on any hardware, what can be counted by hand, and operators beside collectives."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Several ranks whose steps wait for each other, against schedules of pipelines worked out by hand."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import pytest

@@ -1,7 +1,5 @@
 """Bytes that a step sends, against real ranks and recorded trials; and ratios that must hold."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The text that ``fsdp-bench rehearse`` prints."""
 
-from __future__ import annotations
-
 from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Any
@@ -240,6 +238,7 @@ def step_of(*more: str) -> StepWriter:
     step.product(4096, 4096, 4096)
     weight, indices = step.tensor(1000, 16), step.tensor(512, dtype=INT64)
     step.operator("aten::embedding", (step.tensor(512, 16),), weight=(weight,), indices=(indices,))
+    step.add("phase", name="backward")
     step.collective("allgather_base", 10**9, EIGHT)
     for name in more:
         step.operator(name, (step.tensor(8),), self=(step.tensor(8),))

@@ -1,7 +1,5 @@
 """Printing, into which nothing from outside is interpreted; and the text about what a prediction rests on."""
 
-from __future__ import annotations
-
 import io
 import re
 from pathlib import Path
@@ -71,9 +69,7 @@ def test_everything_is_printed_by_one_module() -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    ["x" * 5100, [[1] * 3000], 10**4000, 16**5000, "\x1b[2J" * 100],
-    ids=["text", "list", "a", "b", "escapes"],
+    "value", ["x" * 5100, [[1] * 3000], 10**4000, 16**5000, "\x1b[2J" * 100], ids=["text", "list", "a", "b", "escapes"]
 )
 def test_a_value_in_a_message_is_cut_to_80_characters_and_escaped(value: object) -> None:
     text = shown(value)

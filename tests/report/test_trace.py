@@ -1,7 +1,5 @@
 """A simulated step in the Trace Event Format: ``rehearse --trace`` and ``predict --trace``."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import defaultdict

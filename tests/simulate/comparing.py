@@ -1,7 +1,5 @@
 """Drawn setups with some fields fixed, and comparisons of predictions with dry runs and rehearsals."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +10,7 @@ from fsdp_bench.simulate.wrappers.impossible import why_impossible
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.subprocesses.dry_run import DryRunSpec, KernelSet
-from fsdp_bench.sweep.dry_run import dry_runs, result_of, run_one
+from fsdp_bench.sweep.dry_run import dry_runs, result_of
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 from fsdp_bench.validate.memory import MemoryComparison
 from tests.shapes import memory_of
@@ -43,7 +41,7 @@ def cells_with(count: int, seed: int, device: KernelSet, small: bool = False, **
 def assert_equals_dry_runs(cell: Cell, kernels: KernelSet, has_real_tensors: bool = False) -> None:
     """Compare the predicted peak of every phase with a dry run's, and with one on real tensors, to the byte."""
     spec = DryRunSpec(model=cell.model, setup=cell.setup, kernels=kernels, rank=cell.rank)
-    for answer in (run_one(spec), *([real_dry_run(spec)] if has_real_tensors else [])):
+    for answer in (*dict(dry_runs([spec])).values(), *([real_dry_run(spec)] if has_real_tensors else [])):
         found = compare_with_dry_run(cell, answer, kernels)
         assert found.error is None, (cell.label, found.error)
         assert set(found.phases) == {"load", "forward", "loss", "backward", "optimizer"}

@@ -1,7 +1,5 @@
 """Activation offload: copies, memory on the GPU and in the host, by hand from shapes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Predicted peaks of drawn and chosen setups against dry runs of PyTorch's own FSDP code, to the byte."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator
 from functools import cache, partial

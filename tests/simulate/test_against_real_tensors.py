@@ -1,7 +1,5 @@
 """Predictions and dry runs against real tensors on the CPU, in every phase, to the byte."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

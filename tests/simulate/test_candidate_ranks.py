@@ -1,7 +1,5 @@
 """The rank that needs the most memory, which under FSDP1 is not always rank 0; and gloo's copies, on real ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 Which recorded models take a loss in place of their own, and refusals.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Optimizers: sizes by hand. test_against_dry_run.py compares their memory, torchao's in on_stand_in."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

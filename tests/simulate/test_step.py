@@ -1,7 +1,5 @@
 """One step as events: what must hold for every model and setup."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The cache folder: where it is, and when code in it may run."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

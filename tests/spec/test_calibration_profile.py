@@ -1,7 +1,5 @@
 """Calibration files: written, read, refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Every public type reads its fields by their type however it is made, and refuses the rest in one line."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle

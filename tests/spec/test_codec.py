@@ -1,7 +1,5 @@
 """JSON in and out: what is written can be read back, and whatever is damaged is a DecodeError."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """FLOPs against hand-made sums; the size ladder. Parameters are counted in tests/catalog and tests/train."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

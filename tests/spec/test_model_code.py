@@ -1,7 +1,5 @@
 """LoRA as it is written; setups that Hugging Face's models and users' functions are trained in; what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

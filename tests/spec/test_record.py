@@ -1,7 +1,5 @@
 """Records: old ones stay readable, and what is computed on reading is computed right."""
 
-from __future__ import annotations
-
 import json
 import statistics
 from pathlib import Path

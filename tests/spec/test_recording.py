@@ -3,8 +3,6 @@
 A setup whose variant was not recorded is not answered with one that is near.
 """
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The vocabulary: what is read, what is refused, what is stored."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sizes, counts and times in and out."""
 
-from __future__ import annotations
-
 import pytest
 
 from fsdp_bench.spec.errors import SpecError

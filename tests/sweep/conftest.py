@@ -1,7 +1,5 @@
 """Shared by the tests of sweeps: the processes that have imported torch, and the results of one real sweep."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path

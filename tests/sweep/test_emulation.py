@@ -3,8 +3,6 @@
 tests/on_stand_in/sweep rehearses trials.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A sweep in a folder with an odd name, run beside files that have the names of Python's own modules."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """``doctor --as-catalog``: this machine as entries of the catalogue, on a machine whose NVML is a fake."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 from pathlib import Path

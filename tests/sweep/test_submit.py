@@ -1,7 +1,5 @@
 """fsdp-bench submit and status, without Slurm: the batch script, bad options, how far a sweep is."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

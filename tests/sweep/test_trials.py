@@ -1,7 +1,5 @@
 """Records of trials that end in different ways. tests/attacks kills and interrupts them at random moments."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import signal

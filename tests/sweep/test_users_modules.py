@@ -1,7 +1,5 @@
 """Models that a user's function returns: trials on gloo ranks, dry runs, and what cannot be meant."""
 
-from __future__ import annotations
-
 import json
 from collections import namedtuple
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The reader of functions as Inductor of torch 2.13 writes them, and the formulas for what it wrote at a few sizes."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("torch")
@@ -15,16 +13,7 @@ from fsdp_bench.spec.recording.compiled import symbols_of_block
 from fsdp_bench.spec.recording.formula import parse, to_text
 from fsdp_bench.spec.recording.steps import Operator
 from tools.compiled.formulas import merge, most_common
-from tools.compiled.wrapper_code import (
-    Compiled,
-    Dropped,
-    Function,
-    Made,
-    Run,
-    TritonKernel,
-    UnknownCode,
-    read_function,
-)
+from tools.compiled.wrapper_code import Compiled, Dropped, Function, Made, Run, TritonKernel, UnknownCode, read_function
 
 MODULE = """
 def call(self, args):

@@ -1,7 +1,5 @@
 """The small models that formulas of sizes go through: no two products of sizes may be mistaken for each other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import combinations_with_replacement
 from math import gcd

@@ -1,7 +1,5 @@
 """``python -m tools.validate``: options that would be ignored are refused in one line, and what it prints."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from itertools import islice

@@ -1,7 +1,5 @@
 """The number of threads of torch in pytest's own process."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -5,8 +5,6 @@ process would inherit the locks of its threads and, on a machine with a GPU, an 
 forks.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import multiprocessing

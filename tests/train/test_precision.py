@@ -1,7 +1,5 @@
 """Mixed precision: bf16 is fp32 up to its roundings, fp16 trains with the scaler. The reference is one fp32 process."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The helper that all tests on ranks rest on."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training for tests: on ranks through fsdp_bench, and in one process through nothing but PyTorch."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Collection, Sequence
 from functools import cache, partial

@@ -1,7 +1,5 @@
 """Predicted against records: what is compared, what is counted, what is printed. Records are made by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

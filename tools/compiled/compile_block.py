@@ -1,7 +1,5 @@
 """Compiles one block as train/wrapping does, and returns what Inductor wrote for it."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -126,10 +124,7 @@ def _name(arg: Any, parameters: dict[int, str], given: list[Any]) -> str:
     raise UnknownCode(f"an input that is neither a parameter nor given to the block: {type(arg).__name__}")
 
 
-_METHODS = {
-    Order.BREADTH_FIRST: memory.topological_sort_bfs,
-    Order.DEPTH_FIRST: memory.topological_sort_dfs,
-}
+_METHODS = {Order.BREADTH_FIRST: memory.topological_sort_bfs, Order.DEPTH_FIRST: memory.topological_sort_dfs}
 
 
 @contextmanager

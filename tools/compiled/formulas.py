@@ -4,8 +4,6 @@ A buffer's bytes are a product of sizes, so that each number is a constant times
 holds at all sizes is searched.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """The operators that Inductor calls as they are: what they allocate, and the sizes that decide what they compute."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@
 ``... FILE BLOCK CONFIG``, where CONFIG is a config.json as text. Recordings that FILE holds already are kept.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import lzma

@@ -1,7 +1,5 @@
 """Which blocks are recorded, and at which sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from typing import Any, NamedTuple
@@ -180,8 +178,7 @@ def _benchmark_point(family: Family, is_grouped: bool, given: tuple[int, ...]) -
         max_position_embeddings=1,
     )
     return Point(
-        {"B": batch, "S": length, **sizes_of_shape(shape)},
-        lambda dtype: benchmark_subject(shape, dtype, batch, length),
+        {"B": batch, "S": length, **sizes_of_shape(shape)}, lambda dtype: benchmark_subject(shape, dtype, batch, length)
     )
 
 

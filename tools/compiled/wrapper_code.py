@@ -4,8 +4,6 @@ The function is straight-line code (PythonWrapperCodegen in torch/_inductor/code
 known here is an error: nothing is guessed.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable, Iterator, Sequence

@@ -3,8 +3,6 @@
 A user's own results are compared by ``fsdp-bench validate``.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

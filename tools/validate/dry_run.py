@@ -1,7 +1,5 @@
 """Compares predictions with dry runs of drawn setups, to the byte."""
 
-from __future__ import annotations
-
 import os
 from itertools import islice
 from multiprocessing import get_context

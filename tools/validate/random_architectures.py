@@ -1,7 +1,5 @@
 """Random small models of the catalogue's architectures, in recorded code, and random setups, for ``validate``."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle

@@ -1,7 +1,5 @@
 """Random models and setups with a fixed seed, for ``validate``: everything that can be predicted may be drawn."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from itertools import cycle, islice

@@ -1,7 +1,5 @@
 """Compares predictions with rehearsals of random setups: PyTorch's CUDA allocator without a GPU."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -68,11 +66,7 @@ def validate_rehearsals(
 
 
 def endless_rehearsable_cells(
-    seed: int,
-    compiled: bool = False,
-    code: Code = "benchmark",
-    model_type: str | None = None,
-    float8: bool = False,
+    seed: int, compiled: bool = False, code: Code = "benchmark", model_type: str | None = None, float8: bool = False
 ) -> Iterator[Cell]:
     """Yield cells of rank 0 that trials can train, without a gradient scaler."""
     if code == "huggingface" and compiled:

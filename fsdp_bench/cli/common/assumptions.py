@@ -1,7 +1,5 @@
 """Options of a prediction beside the setup: kernels, memory, rates; commands that predict share them."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property

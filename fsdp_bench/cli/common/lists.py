@@ -4,8 +4,6 @@
 that has no other name. Values of some options contain commas themselves: several of these go with ``;`` between them.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from enum import StrEnum

@@ -8,8 +8,6 @@ def command(options: SetupOptions) -> int:
     readings = read_setups(options)
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import itertools
@@ -17,7 +15,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import click
 from click.core import ParameterSource
@@ -62,7 +60,7 @@ class SetupOptions:
         """Whether the user gave an option, with one value or several."""
         return self.value(name) is not None or name in self.several
 
-    def with_values(self, values: Mapping[str, Any]) -> SetupOptions:
+    def with_values(self, values: Mapping[str, Any]) -> Self:
         """Return the options with other values for some of them, by name."""
         step = {name: value for name, value in values.items() if name in OPTIONS}
         others = {name: value for name, value in values.items() if name not in OPTIONS}

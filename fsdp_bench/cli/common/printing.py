@@ -126,6 +126,16 @@ def write_text(path: Path, text: str, option: str, what: str) -> None:
         write_atomically(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Write rows, which have the same columns, as a table into a file.
+
+    Raises SpecError if the file cannot be written.
+    """
+    from fsdp_bench.report.table import csv_text
+
+    write_text(path, csv_text(list(rows[0]), rows), "csv", "table")
+
+
 @contextmanager
 def _written(option: str, path: Path, what: str) -> Iterator[None]:
     """Print a file's name on standard error once it is written; turn the error of one that cannot be into a line."""
@@ -198,11 +208,6 @@ def print_facts(facts: Sequence[Fact]) -> None:
 
 PICTURES, TRACES = (".png", ".svg"), (".json", ".json.gz")
 """Endings of files."""
-
-
-def check_chart(path: Path) -> None:
-    """Refuse a file for a chart that cannot be written, as ``check_file``, before anything is predicted."""
-    check_file(path, "chart", PICTURES)
 
 
 def save_chart(slide: Slide, path: Path) -> None:

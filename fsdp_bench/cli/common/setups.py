@@ -4,8 +4,6 @@ Each raises SpecError for an option that is not allowed; those that read a model
 several, or one that is unknown or not supported.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -80,7 +78,9 @@ def read_setups(options: SetupOptions) -> list[Reading]:
     only in options without a meaning for them, such as the shard size for FULL_SHARD, are included once.
     """
     catalog = load_user_catalog(options.catalog)
-    _assume_gpus_per_node(options)
+    if _assumes_gpus(options) and max((*options.several.get("nodes", ()), options.nodes or 1)) > 1:
+        note = f"note: {USUAL_GPUS_PER_NODE} GPUs on each node are assumed; --gpus-per-node says how many"
+        print_line(note, error=True)
     found: dict[tuple[Any, ...], Reading] = {}
     for named in each_of(options, MODEL_LISTS):
         code = _code_meant(named, catalog)
@@ -140,7 +140,8 @@ def _models(readings: Sequence[Reading]) -> Iterator[tuple[Reading, Model | NotR
     catalog = load_user_catalog(readings[0].options.catalog)
     found: dict[tuple[Any, ...], Model | NotRecorded | MachineError] = {}
     for reading in readings:
-        options, length, is_before = reading.options, reading.setup.sequence_length, _is_before_sm80(reading)
+        options, length, where = reading.options, reading.setup.sequence_length, reading.hardware
+        is_before = where is not None and where.gpu.lacks_flash_attention(reading.setup.precision.compute)
         key = (length, read_lora(options), is_before, *map(options.value, _OF_THE_MODEL))
         if key not in found:
             if read_attention(options) == FLASH_ATTN_PACKAGE:
@@ -150,12 +151,6 @@ def _models(readings: Sequence[Reading]) -> Iterator[tuple[Reading, Model | NotR
             except (NotRecorded, MachineError) as error:
                 found[key] = error
         yield reading, found[key]
-
-
-def _is_before_sm80(reading: Reading) -> bool:
-    """Whether attention runs in 16 bits on a GPU for which torch has no FlashAttention."""
-    where = reading.hardware
-    return where is not None and where.gpu.lacks_flash_attention(reading.setup.precision.compute)
 
 
 def read_model(options: SetupOptions) -> Model:
@@ -390,13 +385,6 @@ def _reading(options: SetupOptions, place: Placement, code: Code) -> Reading:
     strategy = ShardingStrategy(given.get("strategy", TrainSetup().strategy))
     sizes = place.sizes(strategy, shard_size if strategy.is_hybrid else None)
     return Reading(options, build(TrainSetup, {**given, **sizes}), place.hardware)
-
-
-def _assume_gpus_per_node(options: SetupOptions) -> None:
-    if _assumes_gpus(options) and max((*options.several.get("nodes", ()), options.nodes or 1)) > 1:
-        print_line(
-            f"note: {USUAL_GPUS_PER_NODE} GPUs on each node are assumed; --gpus-per-node says how many", error=True
-        )
 
 
 def _assumes_gpus(options: SetupOptions) -> bool:

@@ -1,7 +1,5 @@
 """compare(): what differs between two setups or results, in the setup, in bytes and in seconds. All is B less A."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Difference: a number of A and of B. Differences are B less A."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """gate(): whether a script still fits and needs no more memory than its baseline and a limit."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Lines of a script that hold memory at the peak, in two rehearsals: which line of A is which line of B."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Why two setups differ: mechanisms of FSDP, each named only where the bytes or seconds that it changes do differ."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -252,12 +250,7 @@ def _peak(found: Comparison) -> int:
 
 
 def _reason(
-    mechanism: Mechanism,
-    side: str,
-    text: str | None,
-    categories: dict[str, int],
-    seconds: dict[str, float],
-    sign: int,
+    mechanism: Mechanism, side: str, text: str | None, categories: dict[str, int], seconds: dict[str, float], sign: int
 ) -> Reason | None:
     """Return the reason, if a number differs as the mechanism says."""
     if text is None:

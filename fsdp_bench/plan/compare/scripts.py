@@ -1,7 +1,5 @@
 """ScriptComparison: what differs between two rehearsals, in bytes by line of the script and in seconds by operator."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,22 +7,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from fsdp_bench.plan.compare.difference import (
-    Difference,
-    FieldDifference,
-    differences,
-    in_bytes,
-    in_seconds,
-    numbers,
-)
+from fsdp_bench.plan.compare.difference import Difference, FieldDifference, differences, in_bytes, in_seconds, numbers
 from fsdp_bench.plan.compare.lines import LineDifference, line_differences, portable
 from fsdp_bench.plan.rehearsal import Rehearsal
-from fsdp_bench.plan.rehearsal_document import (
-    RehearsalDocument,
-    is_rehearsal,
-    read_rehearsals,
-    rehearsal_document,
-)
+from fsdp_bench.plan.rehearsal_document import RehearsalDocument, is_rehearsal, read_rehearsals, rehearsal_document
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.files import read_document

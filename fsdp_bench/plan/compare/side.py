@@ -1,7 +1,5 @@
 """Side: one of two things to compare, whatever it was read from."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ The dtypes of mixed precision are in the script: accelerate's config can name on
 the reduction (accelerate 1.15, FullyShardedDataParallelPlugin.set_mixed_precision), and adds autocast.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

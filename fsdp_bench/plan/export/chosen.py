@@ -1,11 +1,9 @@
 """Chosen: the setting to export, what was predicted of it, and the modules of the model that is trained."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -113,7 +111,7 @@ class Chosen:
             return model.code
         return recorded_architecture(self.config, self.setup.sequence_length, model.name).code
 
-    def with_setup(self, setup: TrainSetup) -> Chosen:
+    def with_setup(self, setup: TrainSetup) -> Self:
         """Return the same with another setup, predicted anew. Raises SpecError if it cannot run, or does not fit."""
         question = replace(self.question, setup=setup)
         if question.impossible:
@@ -123,7 +121,7 @@ class Chosen:
             raise SpecError("that does not fit (predicted)")
         return found
 
-    def in_code(self, code: str) -> Chosen | None:
+    def in_code(self, code: str) -> Self | None:
         """Return the same setting of the model in other code, predicted anew; None if that is not known."""
         try:
             length, name = self.setup.sequence_length, self.question.model.name
@@ -133,7 +131,7 @@ class Chosen:
         question = replace(self.question, model=model)
         return None if question.impossible else self._anew(question)
 
-    def _anew(self, question: Question) -> Chosen:
+    def _anew(self, question: Question) -> Self:
         # as many micro-batches as need the memory of a step with all of them
         steps = min(question.setup.gradient_accumulation_steps, MICRO_BATCHES)
         few = msgspec.structs.replace(question.setup, gradient_accumulation_steps=steps)

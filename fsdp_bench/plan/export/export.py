@@ -1,7 +1,5 @@
 """export_each(): the files of one setting, by kind. document() is their JSON form."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

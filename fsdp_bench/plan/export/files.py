@@ -1,13 +1,11 @@
 """File: one exported file; its header, its text by a template, how it starts. write() overwrites nothing."""
 
-from __future__ import annotations
-
 import ast
 import textwrap
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -70,8 +68,9 @@ def _refuse_other(path: Path, text: str) -> None:
 # -- text --------------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=1)
-def _templates() -> Environment:
+@cache
+def templates() -> Environment:
+    """Return the templates of all scripts."""
     found = Environment(
         loader=PackageLoader("fsdp_bench.plan.export"),
         undefined=StrictUndefined,
@@ -88,7 +87,7 @@ def text_of(
     name: str, title: str, chosen: Chosen, notes: Iterable[str], has_imports: bool = False, **facts: Any
 ) -> str:
     """Return a file by its template, below its header and, if it has none, the imports of the names that it uses."""
-    template = _templates().get_template(f"{name}.jinja")
+    template = templates().get_template(f"{name}.jinja")
     body = template.render(chosen=chosen, setup=chosen.setup, lora=chosen.lora, **facts)
     return header(title, chosen, notes) + ("" if has_imports else f"{_imports(body)}\n") + body
 

@@ -3,8 +3,6 @@
 Read in transformers 5.23: training_args.py, _process_fsdp_args; trainer.py, create_accelerator_and_postprocess.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from fsdp_bench.plan.export.chosen import Chosen
@@ -20,15 +18,7 @@ from fsdp_bench.plan.export.plugin import (
 )
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.lora import LoRA
-from fsdp_bench.spec.setup import (
-    Api,
-    Checkpointing,
-    Loss,
-    Offload,
-    OptimizerKind,
-    Reentrant,
-    TrainSetup,
-)
+from fsdp_bench.spec.setup import Api, Checkpointing, Loss, Offload, OptimizerKind, Reentrant, TrainSetup
 
 KIND = "huggingface"
 NAME = "train_huggingface.py"

@@ -1,23 +1,33 @@
 """Expressions of Python that exported training scripts share: literals, dtypes, adapters, loss, optimizer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
+from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.lora import ALL_LINEAR, LoRA
 from fsdp_bench.spec.model_code import why_not_replaced
 from fsdp_bench.spec.setup import BackwardPrefetch, Loss, Offload, OptimizerKind, TrainSetup
+from fsdp_bench.spec.units import format_gib
 
 _WIDTH = 90
 DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
 
-def refusal(kind: str, what: str, reason: SpecError) -> SpecError:
-    """Return the error for a setting that a kind of export changes into one that cannot run or does not fit."""
-    return SpecError(f"export {kind}: {what}, and {reason}; --export pytorch has the setting itself")
+def changed(chosen: Chosen, kind: str, what: str, **fields: Any) -> tuple[Chosen, str]:
+    """Return a setting with other fields, predicted anew, and a note that says so. ``what``: why they are others.
+
+    Raises SpecError if it cannot run or does not fit.
+    """
+    try:
+        found = chosen.with_setup(replace(chosen.setup, **fields))
+    except SpecError as error:
+        raise SpecError(f"export {kind}: {what}, and {error}; --export pytorch has the setting itself") from None
+    was, now = (format_gib(one.prediction.needed_bytes) for one in (chosen, found))
+    return found, f"{what}: {now} reserved instead of {was} (predicted)"
 
 
 def literal(value: Any, indent: str = "") -> str:

@@ -4,14 +4,10 @@ Read in accelerate 1.15: utils/dataclasses.py, FullyShardedDataParallelPlugin; u
 and fsdp2_apply_ac; accelerator.py, prepare_model.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
-import msgspec
-
 from fsdp_bench.plan.export.chosen import Chosen
-from fsdp_bench.plan.export.pieces import DTYPES, is_mixed, of_fully_shard_alone, refusal
+from fsdp_bench.plan.export.pieces import DTYPES, changed, is_mixed, of_fully_shard_alone
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.setup import Api, BackwardPrefetch, Checkpointing, Offload, Reentrant, TrainSetup, Wrap
 from fsdp_bench.spec.units import format_gib
@@ -31,12 +27,8 @@ def as_accelerate_shards(chosen: Chosen, kind: str) -> tuple[Chosen, tuple[str, 
     on_host = host_note(chosen, kind)
     if setup.api is Api.FSDP1 or setup.wrap is Wrap.BLOCK_AND_ENDS:
         return chosen, (on_host,)
-    try:
-        found = chosen.with_setup(msgspec.structs.replace(setup, wrap=Wrap.BLOCK_AND_ENDS))
-    except SpecError as error:
-        raise refusal(kind, _ENDS, error) from None
-    was, now = chosen.prediction.needed_bytes, found.prediction.needed_bytes
-    return found, (f"{_ENDS}: {format_gib(now)} reserved instead of {format_gib(was)} (predicted)", on_host)
+    found, note = changed(chosen, kind, _ENDS, wrap=Wrap.BLOCK_AND_ENDS)
+    return found, (note, on_host)
 
 
 def _why_not(chosen: Chosen) -> str | None:

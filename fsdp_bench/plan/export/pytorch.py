@@ -1,17 +1,8 @@
 """train_fsdp.py: a training script with torch and transformers alone, for torchrun."""
 
-from __future__ import annotations
-
 from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.files import File, environment, text_of, torchrun
-from fsdp_bench.plan.export.pieces import (
-    base_dtype,
-    forward_text,
-    is_mixed,
-    optimizer_text,
-    refuse_loss,
-    with_adapters,
-)
+from fsdp_bench.plan.export.pieces import base_dtype, forward_text, is_mixed, optimizer_text, refuse_loss, with_adapters
 from fsdp_bench.plan.export.plugin import host_note
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.recorded import NO_ENDS

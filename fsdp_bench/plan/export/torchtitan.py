@@ -5,27 +5,14 @@ config/configs.py, distributed/fsdp.py (apply_fsdp_to_decoder), distributed/acti
 components/loss.py.
 """
 
-from __future__ import annotations
-
 from typing import Any
-
-import msgspec
 
 from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.files import File, environment, text_of, torchrun
-from fsdp_bench.plan.export.pieces import of_fully_shard_alone, refusal
+from fsdp_bench.plan.export.pieces import changed, of_fully_shard_alone
 from fsdp_bench.spec.checkpointing_policy import EVERY_SECOND_PRODUCT
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.setup import (
-    Checkpointing,
-    Loss,
-    Offload,
-    OptimizerKind,
-    Reentrant,
-    TrainSetup,
-    Wrap,
-)
-from fsdp_bench.spec.units import format_gib
+from fsdp_bench.spec.setup import Checkpointing, Loss, Offload, OptimizerKind, Reentrant, TrainSetup, Wrap
 
 KIND = "torchtitan"
 NAME = "torchtitan_config.py"
@@ -104,23 +91,18 @@ def _why_not_units(setup: TrainSetup) -> str | None:
 
 def _as_torchtitan_trains(chosen: Chosen) -> tuple[Chosen, tuple[str, ...]]:
     """Return the setting as torchtitan trains it, predicted anew where it differs, and a note about that."""
-    changed: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
+    options = []
     if chosen.setup.wrap is Wrap.BLOCK:
-        changed["wrap"] = Wrap.BLOCK_AND_ENDS
+        fields["wrap"] = Wrap.BLOCK_AND_ENDS
+        options.append("--wrap block-and-ends")
     if chosen.setup.max_grad_norm is None:
-        changed["max_grad_norm"] = MAX_NORM
-    if not changed:
+        fields["max_grad_norm"] = MAX_NORM
+        options.append(f"--max-grad-norm {MAX_NORM:g}")
+    if not fields:
         return chosen, ()
-    options = {"wrap": "--wrap block-and-ends", "max_grad_norm": f"--max-grad-norm {MAX_NORM:g}"}
-    said = " and ".join(options[name] for name in changed)
-    try:
-        found = chosen.with_setup(msgspec.structs.replace(chosen.setup, **changed))
-    except SpecError as error:
-        raise refusal(KIND, f"torchtitan trains with {said}", error) from None
-    was, now = chosen.prediction.needed_bytes, found.prediction.needed_bytes
-    return found, (
-        f"torchtitan trains with {said}: {format_gib(now)} reserved instead of {format_gib(was)} (predicted)",
-    )
+    found, note = changed(chosen, KIND, f"torchtitan trains with {' and '.join(options)}", **fields)
+    return found, (note,)
 
 
 def _text(chosen: Chosen, notes: tuple[str, ...]) -> str:

@@ -3,8 +3,6 @@
 ``fewest_gpus`` says on how few anything fits that a plan tries: what ``max-size --of gpus`` and ``plan`` both name.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,82 +1,21 @@
 """The JSON form of a plan: bytes, seconds and prices. A page of a plan reads it back."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from datetime import date
 from typing import Any
 
 import msgspec
 
 from fsdp_bench.plan.chart_data import DrawnStep, drawn_memory, drawn_streams
-from fsdp_bench.plan.defaults import assumptions
 from fsdp_bench.plan.document import Bytes, Count, Positive
-from fsdp_bench.plan.headroom import Headroom
 from fsdp_bench.plan.purchase.goal import Terms
-from fsdp_bench.plan.purchase.offer import Offer, SettingOffer
+from fsdp_bench.plan.purchase.offer import Offer, OfferDocument, SettingOffer
 from fsdp_bench.plan.purchase.pick import OfferT
 from fsdp_bench.plan.purchase.planner import ModelPlan, Plan
-from fsdp_bench.plan.ranges import PeakRange, peak_range
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.spec.hardware import Source
 from fsdp_bench.spec.recording.model import code_of
-from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.version import __version__
-
-
-class OfferMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """The memory of an offer."""
-
-    peak_allocated_bytes: Bytes
-    peak_reserved_bytes: Bytes
-    peak_reserved_bytes_range: tuple[Bytes, Bytes] | None = None
-    range_because: str | None = None
-    headroom_bytes: int | None = None
-    required_headroom_bytes: Bytes | None = None
-    required_headroom_source: str | None = None
-    breakdown_bytes: dict[str, Bytes] = {}
-
-
-OfferKey = tuple[str, int, TrainSetup | None, tuple[str, ...]]
-"""What tells offers from each other."""
-
-
-class OfferDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """One offer of a plan."""
-
-    server: str
-    gpu: str
-    num_nodes: Count
-    num_gpus: Count
-    setup: TrainSetup | None = None
-    """None for a script."""
-    assumptions: tuple[str, ...] = ()
-    expandable_segments: bool = False
-    values: dict[str, str] = {}
-    """The values of a script's placeholders that differ between offers."""
-    command: tuple[str, ...] = ()
-    """The script's command with its values."""
-    tokens_per_step: Count | None = None
-    """Tokens of an optimizer step of a script on all GPUs."""
-    memory: OfferMemory
-    tokens_per_second_per_gpu: Positive
-    tokens_per_second_per_gpu_range: tuple[Positive, Positive] | None
-    range_because: str | None
-    seconds: Positive | None
-    fast_seconds: Positive | None = None
-    slow_seconds: Positive | None
-    price_per_hour: Positive | None
-    cost: Positive | None
-    fast_cost: Positive | None = None
-    slow_cost: Positive | None
-    energy_megawatt_hours: Positive | None
-    slow_energy_megawatt_hours: Positive | None = None
-
-    @property
-    def key(self) -> OfferKey:
-        """The kind of server, the number of nodes, and the setting."""
-        return self.server, self.num_nodes, self.setup, self.command
 
 
 class OtherCodeDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,7 +110,6 @@ def document(found: ModelPlan, with_step: bool = True) -> PlanDocument:
     model, winner = found.goal.model, found.winner
     return plan_document(
         found,
-        _offer,
         source="predicted",
         model=model.name,
         code=code_of(model),
@@ -182,27 +120,18 @@ def document(found: ModelPlan, with_step: bool = True) -> PlanDocument:
     )
 
 
-def plan_document(found: Plan[OfferT], offer: Callable[[OfferT], OfferDocument], **own: Any) -> PlanDocument:
-    """Return what every plan says, with the fields that are its own. ``offer`` makes the document of an offer."""
+def plan_document(found: Plan[OfferT], **own: Any) -> PlanDocument:
+    """Return what every plan says, with the fields that are its own."""
     goal, picked = found.goal, found.picked
-
-    def one(this: OfferT | None) -> OfferDocument | None:
-        return None if this is None else offer(this)
-
+    single = {name: None if one is None else one.document() for name, one in picked.single().items()}
     return PlanDocument(
         tokens=goal.tokens,
         deadline_seconds=goal.deadline_seconds,
         budget=goal.budget,
         global_batch_tokens=goal.global_batch_tokens,
-        winner=one(picked.winner),
         reason=found.reason,
-        safest=one(picked.safest),
-        cheapest_allowed=one(picked.cheapest_allowed),
-        cheapest=one(picked.cheapest),
-        fastest=one(picked.fastest),
-        fewest_nodes=one(picked.fewest_nodes),
-        pareto=tuple(map(offer, picked.pareto)),
-        nearest=tuple(map(offer, picked.nearest)),
+        pareto=tuple(one.document() for one in picked.pareto),
+        nearest=tuple(one.document() for one in picked.nearest),
         left_out=tuple(LeftOutDocument(server=left.server.name, reason=left.reason) for left in found.left_out),
         num_offers=found.num_offers,
         looked_at=tuple(found.looked_at),
@@ -212,6 +141,7 @@ def plan_document(found: Plan[OfferT], offer: Callable[[OfferT], OfferDocument],
         tariff=goal.tariff.value if goal.stated_price is None else None,
         stated_price=_stated_price(goal),
         servers=tuple(_server(offer) for offer in {one.cluster.server.name: one for one in picked.all()}.values()),
+        **single,  # type: ignore[arg-type]
         **own,
     )
 
@@ -220,7 +150,7 @@ def _other_code(found: ModelPlan) -> OtherCodeDocument | None:
     other = found.other_code
     if other is None:
         return None
-    offer = None if other.offer is None else _offer(other.offer)
+    offer = None if other.offer is None else other.offer.document()
     return OtherCodeDocument(code=other.code, is_same_setting=other.is_same_setting, offer=offer)
 
 
@@ -262,69 +192,4 @@ def _step(offer: SettingOffer) -> DrawnStep:
         num_micro_batches=asked.setup.gradient_accumulation_steps,
         memory=drawn_memory(asked.simulated),
         streams=drawn_streams(found.time, asked.model.num_hidden_layers),
-    )
-
-
-def _offer(offer: SettingOffer) -> OfferDocument:
-    prediction, setup = offer.prediction, offer.timed.setup
-    memory = memory_document(
-        prediction.memory.peak_allocated_bytes,
-        prediction.needed_bytes,
-        prediction.headroom_bytes,
-        prediction.required_headroom,
-        peak_range(setup.compile),
-        prediction.memory.breakdown_bytes,
-    )
-    return offer_document(
-        offer,
-        memory,
-        setup=setup,
-        assumptions=assumptions(offer.goal.model, setup),
-        expandable_segments=offer.expandable_segments,
-    )
-
-
-def memory_document(
-    allocated: int,
-    reserved: int,
-    left: int | None,
-    kept_free: Headroom,
-    peaks: PeakRange | None,
-    breakdown: dict[str, int],
-) -> OfferMemory:
-    """Return the memory of an offer: bytes at its peaks, those that are left, and those that are kept free."""
-    return OfferMemory(
-        peak_allocated_bytes=allocated,
-        peak_reserved_bytes=reserved,
-        peak_reserved_bytes_range=peaks and (round(reserved * peaks.lowest), round(reserved * peaks.highest)),
-        range_because=peaks and peaks.because,
-        headroom_bytes=left,
-        required_headroom_bytes=kept_free.num_bytes,
-        required_headroom_source=kept_free.source,
-        breakdown_bytes=breakdown,
-    )
-
-
-def offer_document(offer: Offer, memory: OfferMemory, **own: Any) -> OfferDocument:
-    """Return what every offer says, with the fields that are its own."""
-    span, speed = offer.range, offer.tokens_per_second_per_gpu
-    return OfferDocument(
-        server=offer.cluster.server.name,
-        gpu=offer.cluster.gpu.name,
-        num_nodes=offer.cluster.num_nodes,
-        num_gpus=offer.cluster.world_size,
-        memory=memory,
-        tokens_per_second_per_gpu=speed,
-        tokens_per_second_per_gpu_range=span and (speed * span.slowest, speed * span.fastest),
-        range_because=span and span.because,
-        seconds=offer.seconds,
-        fast_seconds=offer.fast_seconds,
-        slow_seconds=offer.slow_seconds,
-        price_per_hour=offer.per_hour,
-        cost=offer.cost,
-        fast_cost=offer.fast_cost,
-        slow_cost=offer.slow_cost,
-        energy_megawatt_hours=offer.megawatt_hours,
-        slow_energy_megawatt_hours=offer.slow_megawatt_hours,
-        **own,
     )

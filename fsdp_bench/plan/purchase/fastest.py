@@ -16,13 +16,7 @@ from typing import NamedTuple
 from fsdp_bench.plan.estimate import available_bytes, communicators_for
 from fsdp_bench.plan.prediction import Prediction, answer_if_it_fits
 from fsdp_bench.plan.purchase.goal import Setting, can_run, micro_batches, setting_of
-from fsdp_bench.plan.purchase.simulated import (
-    Sent,
-    Simulated,
-    computation_of,
-    for_all_micro_batches,
-    sending_alike,
-)
+from fsdp_bench.plan.purchase.simulated import Sent, Simulated, computation_of, for_all_micro_batches, sending_alike
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.speed import speed
 from fsdp_bench.rates.calibrated import rates_of

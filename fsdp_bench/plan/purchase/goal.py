@@ -3,8 +3,6 @@
 These are all combinations of what changes memory or speed, unless the user states them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -85,6 +83,10 @@ def parse_tokens(text: str, option: str) -> int:
         return parse_count(_TOKENS.sub("", text), option)
     except SpecError:
         raise SpecError(f"{option}: {shown(text)} is not allowed; write it like '1T', '300B' or '4M'") from None
+
+
+TERMS = ("tokens", "deadline", "budget", "global_batch", "price", "tariff", "headroom")
+"""The arguments of ``read_terms``."""
 
 
 def read_terms(

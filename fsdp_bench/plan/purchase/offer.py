@@ -1,20 +1,24 @@
-"""Offer: one answer to a goal: so many servers, with speed, days, price and energy. SettingOffer: one of a model."""
+"""Offer: one answer to a goal: so many servers, with speed, days, price and energy. SettingOffer: one of a model.
 
-from __future__ import annotations
+OfferDocument is its JSON form.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import msgspec
 
+from fsdp_bench.plan.defaults import assumptions
+from fsdp_bench.plan.document import Bytes, Count, Positive
+from fsdp_bench.plan.headroom import Headroom
 from fsdp_bench.plan.prediction import Prediction, answer, answer_if_it_fits
 from fsdp_bench.plan.purchase.fastest import Timed
 from fsdp_bench.plan.purchase.goal import SECONDS_PER_DAY, Goal, Terms
 from fsdp_bench.plan.question import Question
-from fsdp_bench.plan.ranges import Range, range_of
+from fsdp_bench.plan.ranges import PeakRange, Range, peak_range, range_of
 from fsdp_bench.rates.collectives import is_over_pcie
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.codec import to_builtins
@@ -26,10 +30,79 @@ MICRO_BATCHES = 3
 """Micro-batches of a step after which the allocator does the same for each further one."""
 
 
+class OfferMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory of an offer."""
+
+    peak_allocated_bytes: Bytes
+    peak_reserved_bytes: Bytes
+    peak_reserved_bytes_range: tuple[Bytes, Bytes] | None = None
+    range_because: str | None = None
+    headroom_bytes: int | None = None
+    required_headroom_bytes: Bytes | None = None
+    required_headroom_source: str | None = None
+    breakdown_bytes: dict[str, Bytes] = {}
+
+    @classmethod
+    def of(cls, allocated: int, reserved: int, left: int | None, kept_free: Headroom, peaks: PeakRange | None) -> Self:
+        """Return bytes at the peaks, those that are left, and those that are kept free."""
+        return cls(
+            peak_allocated_bytes=allocated,
+            peak_reserved_bytes=reserved,
+            peak_reserved_bytes_range=peaks and (round(reserved * peaks.lowest), round(reserved * peaks.highest)),
+            range_because=peaks and peaks.because,
+            headroom_bytes=left,
+            required_headroom_bytes=kept_free.num_bytes,
+            required_headroom_source=kept_free.source,
+        )
+
+
+OfferKey = tuple[str, int, TrainSetup | None, tuple[str, ...]]
+"""What tells offers from each other."""
+
+
+class OfferDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """One offer of a plan."""
+
+    server: str
+    gpu: str
+    num_nodes: Count
+    num_gpus: Count
+    setup: TrainSetup | None = None
+    """None for a script."""
+    assumptions: tuple[str, ...] = ()
+    expandable_segments: bool = False
+    values: dict[str, str] = {}
+    """The values of a script's placeholders that differ between offers."""
+    command: tuple[str, ...] = ()
+    """The script's command with its values."""
+    tokens_per_step: Count | None = None
+    """Tokens of an optimizer step of a script on all GPUs."""
+    memory: OfferMemory
+    tokens_per_second_per_gpu: Positive
+    tokens_per_second_per_gpu_range: tuple[Positive, Positive] | None
+    range_because: str | None
+    seconds: Positive | None
+    fast_seconds: Positive | None = None
+    slow_seconds: Positive | None
+    price_per_hour: Positive | None
+    cost: Positive | None
+    fast_cost: Positive | None = None
+    slow_cost: Positive | None
+    energy_megawatt_hours: Positive | None
+    slow_energy_megawatt_hours: Positive | None = None
+
+    @property
+    def key(self) -> OfferKey:
+        """The kind of server, the number of nodes, and the setting."""
+        return self.server, self.num_nodes, self.setup, self.command
+
+
 @dataclass(frozen=True, kw_only=True)
 class Offer(ABC):
     """So many servers and what trains on them, with its days, price and energy."""
 
+    source: ClassVar[str]
+    """``predicted`` or ``rehearsed``."""
     goal: Terms
     price: Price | None
     """The catalogue's price of the server."""
@@ -59,9 +132,14 @@ class Offer(ABC):
     def text(self) -> str:
         """The offer in one line: servers, days, price and what trains."""
 
+    @property
     @abstractmethod
-    def row(self) -> dict[str, Any]:
-        """Return the offer as one row of a table. Columns are called as in ``plan --json``; None is what is unknown."""
+    def what(self) -> dict[str, Any]:
+        """The columns of a table that say what trains."""
+
+    @abstractmethod
+    def document(self) -> OfferDocument:
+        """Return the offer as a document."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -87,11 +165,6 @@ class Offer(ABC):
     def fast_seconds(self) -> float | None:
         """The same at the fast end of the range; as predicted where there is no range."""
         return None if self.seconds is None else self.seconds / (self.range.fastest if self.range else 1.0)
-
-    @property
-    def days(self) -> float | None:
-        """``seconds`` in days."""
-        return None if self.seconds is None else self.seconds / SECONDS_PER_DAY
 
     @cached_property
     def per_hour(self) -> float | None:
@@ -166,38 +239,60 @@ class Offer(ABC):
     def line(self, what: str, source: str) -> str:
         """Return the offer in one line."""
         cluster = self.cluster
-        days = [] if self.days is None else [f"{self.days:,.1f} days"]
+        days = [] if self.seconds is None else [f"{self.seconds / SECONDS_PER_DAY:,.1f} days"]
         price = [] if self.cost is None else [f"price {self.cost:,.0f} {self.currency or ''}".rstrip()]
         speed = f"{self.tokens_per_second_per_gpu:,.0f} tokens/s per GPU"
         return ", ".join([f"{cluster.num_nodes} x {cluster.server.name}", *days, *price, speed, what]) + f" ({source})"
 
-    def row_of_all(self) -> dict[str, Any]:
-        """Return the columns that every kind of offer has."""
-        cluster, span, speed = self.cluster, self.range, self.tokens_per_second_per_gpu
+    def row(self) -> dict[str, Any]:
+        """Return the offer as one row of a table. Columns are called as in ``plan --json``; None is what is unknown."""
+        found = self.document()
+        slowest, fastest = found.tokens_per_second_per_gpu_range or (None, None)
         return {
-            "server": cluster.server.name,
-            "gpu": cluster.gpu.name,
-            "num_nodes": cluster.num_nodes,
-            "num_gpus": cluster.world_size,
-            "tokens_per_second_per_gpu": speed,
-            "slowest_tokens_per_second_per_gpu": None if span is None else speed * span.slowest,
-            "fastest_tokens_per_second_per_gpu": None if span is None else speed * span.fastest,
-            "seconds": self.seconds,
-            "fast_seconds": self.fast_seconds,
-            "slow_seconds": self.slow_seconds,
-            "price_per_hour": self.per_hour,
-            "cost": self.cost,
-            "fast_cost": self.fast_cost,
-            "slow_cost": self.slow_cost,
-            "energy_megawatt_hours": self.megawatt_hours,
-            "slow_energy_megawatt_hours": self.slow_megawatt_hours,
+            **{"source": self.source, **self.what},
+            "peak_reserved_bytes": found.memory.peak_reserved_bytes,
+            "headroom_bytes": found.memory.headroom_bytes,
+            **{name: getattr(found, name) for name in ("server", "gpu", "num_nodes", "num_gpus")},
+            "tokens_per_second_per_gpu": found.tokens_per_second_per_gpu,
+            "slowest_tokens_per_second_per_gpu": slowest,
+            "fastest_tokens_per_second_per_gpu": fastest,
+            **{name: getattr(found, name) for name in _OF_TRAINING},
         }
+
+    def _document(self, memory: OfferMemory, **own: Any) -> OfferDocument:
+        """Return what every offer says, with the fields that are its own."""
+        span, speed = self.range, self.tokens_per_second_per_gpu
+        return OfferDocument(
+            server=self.cluster.server.name,
+            gpu=self.cluster.gpu.name,
+            num_nodes=self.cluster.num_nodes,
+            num_gpus=self.cluster.world_size,
+            memory=memory,
+            tokens_per_second_per_gpu=speed,
+            tokens_per_second_per_gpu_range=span and (speed * span.slowest, speed * span.fastest),
+            range_because=span and span.because,
+            seconds=self.seconds,
+            fast_seconds=self.fast_seconds,
+            slow_seconds=self.slow_seconds,
+            price_per_hour=self.per_hour,
+            cost=self.cost,
+            fast_cost=self.fast_cost,
+            slow_cost=self.slow_cost,
+            energy_megawatt_hours=self.megawatt_hours,
+            slow_energy_megawatt_hours=self.slow_megawatt_hours,
+            **own,
+        )
+
+
+_OF_TRAINING = OfferDocument.__struct_fields__[OfferDocument.__struct_fields__.index("seconds") :]
+"""Days, price and energy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SettingOffer(Offer):
     """One setting of a model on so many servers."""
 
+    source = "predicted"
     goal: Goal
     timed: Timed
     expandable_segments: bool = False
@@ -239,17 +334,23 @@ class SettingOffer(Offer):
         setting = f"{setup.strategy.value} {setup.api.value} checkpointing {setup.checkpointing.value}"
         return self.line(f"{setting}, batch {setup.micro_batch_size}", "predicted")
 
-    def row(self) -> dict[str, Any]:
-        """Return the offer as one row of a table."""
-        return {
-            "source": "predicted",
-            "model": self.goal.model.name,
-            **to_builtins(self.timed.setup),
-            "expandable_segments": self.expandable_segments,
-            "peak_reserved_bytes": self.prediction.needed_bytes,
-            "headroom_bytes": self.prediction.headroom_bytes,
-            **self.row_of_all(),
-        }
+    @property
+    def what(self) -> dict[str, Any]:
+        """The columns of a table that say what trains: the model, and the fields of the setup."""
+        setup = to_builtins(self.timed.setup)
+        return {"model": self.goal.model.name, **setup, "expandable_segments": self.expandable_segments}
+
+    def document(self) -> OfferDocument:
+        """Return the offer as a document."""
+        found, setup = self.prediction, self.timed.setup
+        sizes = found.memory.peak_allocated_bytes, found.needed_bytes, found.headroom_bytes
+        memory = OfferMemory.of(*sizes, found.required_headroom, peak_range(setup.compile))
+        return self._document(
+            msgspec.structs.replace(memory, breakdown_bytes=found.memory.breakdown_bytes),
+            setup=setup,
+            assumptions=assumptions(self.goal.model, setup),
+            expandable_segments=self.expandable_segments,
+        )
 
     @property
     def prediction(self) -> Prediction:

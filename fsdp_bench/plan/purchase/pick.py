@@ -4,8 +4,6 @@ Beside the winner stand the same model in other code, transformers' or the bench
 that fits even with the highest peak that other frameworks' code took.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
@@ -50,10 +48,15 @@ class Picked(Generic[OfferT]):
 
     None if there is no winner or no such setting."""
 
+    def single(self) -> dict[str, OfferT | None]:
+        """Return the offers that stand alone, by name, the winner first."""
+        names = ("winner", "safest", "cheapest_allowed", "cheapest", "fastest", "fewest_nodes")
+        return {name: getattr(self, name) for name in names}
+
     def all(self) -> list[OfferT]:
         """Return every offer once, the winner first."""
-        alone = (self.winner, self.safest, self.cheapest_allowed, self.cheapest, self.fastest, self.fewest_nodes)
-        return list({one.identity: one for one in (*alone, *self.pareto, *self.nearest) if one is not None}.values())
+        found = (*self.single().values(), *self.pareto, *self.nearest)
+        return list({one.identity: one for one in found if one is not None}.values())
 
 
 def pick(goal: Terms, offers: Sequence[OfferT]) -> Picked[OfferT]:

@@ -6,8 +6,6 @@ cannot win is never searched, and what is picked in the end was searched and fit
 ``plan_training`` is a plan in one call from Python; its arguments mean the same as on the command line.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -78,7 +76,6 @@ class Plan(Generic[OfferT]):
         return "\n".join([self.reason, *(f"  {offer.text}" for offer in self.picked.all())])
 
     def _repr_html_(self) -> str:
-        """Return the plan as a table, for notebooks."""
         shown = [escape(offer.text) for offer in self.picked.all()]
         rows = "".join(f"<tr><td>{text}</td></tr>" for text in shown)
         return f"<table><caption>{escape(self.reason)}</caption>{rows}</table>"
@@ -101,6 +98,7 @@ def kinds_of(catalog: Catalog, names: Sequence[str]) -> list[ServerType]:
     ]
 
 
+@without_collections()
 def plan(
     goal: Goal,
     kinds: Sequence[ServerType],
@@ -120,13 +118,7 @@ def plan(
     """
     if not goal.model.has_tokens:
         raise SpecError(f"model: {goal.model.name} is not trained on tokens; fsdp-bench predict says how fast it is")
-    with without_collections():
-        return _or_nearest(goal, kinds, sorted(set(nodes)), progress)
-
-
-def _or_nearest(
-    goal: Goal, kinds: Sequence[ServerType], nodes: Sequence[int], progress: Callable[[str], None]
-) -> ModelPlan:
+    nodes = sorted(set(nodes))
     found = _plan(goal, kinds, nodes, progress)
     if found.num_offers:
         return found
@@ -176,21 +168,15 @@ def _why_unknown(kind: ServerType) -> str | None:
 
 
 def _without_offer(goal: Goal, found: Searched, nodes: Sequence[int]) -> Left:
-    """Return why a kind of server has no offer."""
     server = found.kind.server
     if found.nodes and found.lacks_speed:
-        return _of_unknown_speed(found)
+        fits = f"it may fit on {number_of_nodes(found.nodes[0])}, but its speed is not known: {found.unknown}"
+        return Left(server, f"{fits} (fsdp-bench calibrate measures it there)", found.nodes[0])
     if found.makes_batch or goal.global_batch_tokens is None:
         return Left(server, f"nothing fits on up to {number_of_nodes(max(nodes))}")
     length, gpus = goal.fixed["sequence_length"], min(nodes) * found.kind.gpus_per_node
     least = f"one sequence of {length:,} tokens on each of {gpus} GPUs are {length * gpus:,}"
     return Left(server, f"no number of nodes makes a global batch of {goal.global_batch_tokens:,} tokens: {least}")
-
-
-def _of_unknown_speed(found: Searched) -> Left:
-    nodes = found.nodes[0]
-    fits = f"it may fit on {number_of_nodes(nodes)}, but its speed is not known: {found.unknown}"
-    return Left(found.kind.server, f"{fits} (fsdp-bench calibrate measures it there)", nodes)
 
 
 class _Choice:

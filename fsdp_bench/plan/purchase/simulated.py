@@ -1,7 +1,5 @@
 """The simulations for a goal, shared by all kinds of servers: live bytes, collectives, and the time of steps."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,11 +1,11 @@
-"""rehearsed_time(): how long one step of a rehearsed script would take, with the rates that predict uses."""
+"""rehearsed_times(): how long one step of a rehearsed script would take, with the rates that predict uses."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import dataclass, fields, replace
+from math import inf, prod
 
 from msgspec.structs import asdict
 
@@ -88,26 +88,18 @@ class RehearsedTime(Speed):
         return tuple(int(name.rpartition(" ")[2]) for name in self.unknown if name.startswith(_WAITING))
 
 
-def rehearsed_time(
-    report: RehearsalReport, hardware: Hardware, tokens_per_step: int | None = None
-) -> RehearsedTime | None:
-    """Return how long a step takes. None if no whole step after the first was noted.
-
-    Args:
-        report: of a rehearsal that was asked to note what a step issues.
-        hardware: servers, or a GPU, whose links are then unknown.
-        tokens_per_step: what the rank trains on in a step, where its embeddings do not tell.
-    """
-    return rehearsed_times([report], hardware, tokens_per_step).get(report.rank)
-
-
 def rehearsed_times(
     reports: Sequence[RehearsalReport], hardware: Hardware, tokens_per_step: int | None = None
 ) -> dict[int, RehearsedTime]:
     """Return how long a step of several ranks of one command takes, which wait for each other.
 
-    Each rank's answer has the step time of all and what the rank itself does in it. The arguments are those of
-    ``rehearsed_time``; ranks without a whole step are left out.
+    Each rank's answer has the step time of all and what the rank itself does in it. Ranks of which no whole step after
+    the first was noted are left out.
+
+    Args:
+        reports: of rehearsals that were asked to note what a step issues.
+        hardware: servers, or a GPU, whose links are then unknown.
+        tokens_per_step: what a rank trains on in a step, where its embeddings do not tell.
     """
     ranks = {one.rank: _RankStep.of(one, hardware) for one in reports if one.issued is not None}
     times = run_together({rank: one.log for rank, one in ranks.items()})
@@ -131,8 +123,6 @@ _WAITING = "messages with rank"
 
 @dataclass(frozen=True)
 class _RankStep:
-    """The step of one rank."""
-
     report: RehearsalReport
     step: IssuedStep
     hardware: Hardware
@@ -255,25 +245,42 @@ def _host_seconds(spans: Sequence[Span], rates: Datasheet) -> float:
 def sharing_ranks(step: IssuedStep, rank: int, world_size: int) -> float | None:
     """Return how many ranks train on the same tokens: all ranks by those over which gradients are reduced.
 
-    FSDP reduces gradients on streams of its own; the collectives of tensor parallelism run on the stream of forward.
-    Without FSDP, all ranks have tokens of their own if nothing smaller than the world communicates.
+    FSDP reduces them on streams of its own; tensor parallelism communicates on the stream of forward, and in backward
+    the same sizes. Other sizes there are gradients, as of DDP, or of norms alone under tensor parallelism, which are
+    fewer than the embedding's numbers. Without gradients, ranks that communicate in forward train on the same tokens.
     """
     compute = {stream for stream, name in streams_of(step.events).items() if name is Stream.COMPUTE}
-    collectives = [event for event in step.events if isinstance(event, IssuedCollective) and event.ranks is not None]
-    reduces = {
-        frozenset(event.ranks or ())
-        for event in collectives
-        if kind_of(event) in ("reduce_scatter", "all_reduce") and event.stream >= 0 and event.stream not in compute
-    }
+    by_fsdp, forward, backward = set[_Ranks](), dict[_Ranks, set[int]](), Counter[_Ranks]()
+    is_forward = True
+    for event in step.events:
+        is_forward &= not (isinstance(event, PhaseBegin) and event.name == "backward")
+        if not isinstance(event, IssuedCollective) or event.ranks is None:
+            continue
+        ranks, kind = frozenset(event.ranks), kind_of(event)
+        if kind in _REDUCE and event.stream >= 0 and event.stream not in compute:
+            by_fsdp.add(ranks)
+        elif len(ranks) < 2 or event.num_bytes <= _A_NUMBER:
+            continue
+        elif is_forward and (event.peer is not None or kind in (*_REDUCE, "all_gather")):
+            forward.setdefault(ranks, set()).add(event.num_bytes)
+        elif kind in _REDUCE and event.num_bytes not in forward.get(ranks, ()):
+            backward[ranks] += event.num_bytes
+    numbers = max(map(prod, _looked_up(step)), default=inf)
+    reduces = by_fsdp or {one for one, size in backward.items() if one not in forward or size >= numbers}
     if not reduces:
-        sizes = {len(event.ranks or ()) for event in collectives}
-        return 1.0 if sizes <= {1, world_size} else None
+        return float(world_size) if forward else 1.0
     own, with_own_tokens = frozenset({rank}), 1
     seen = own
     for group in sorted(reduces, key=len, reverse=True):
         if group & seen == own:  # another dimension of the mesh; experts' groups are parts of the largest one
             with_own_tokens, seen = with_own_tokens * len(group), seen | group
-    return world_size / with_own_tokens
+    return world_size / with_own_tokens if by_fsdp or forward or with_own_tokens == world_size else None
+
+
+_Ranks = frozenset[int]
+_REDUCE = ("reduce_scatter", "all_reduce")
+_A_NUMBER = 8
+"""Bytes of a loss or a norm, which do not tell who shares tokens."""
 
 
 def _idle_seconds(time: StepTime) -> float:
@@ -313,10 +320,7 @@ def rehearsed_time_document(found: RehearsedTime | None) -> RehearsedTimeDocumen
     return RehearsedTimeDocument(**{**asdict(time_document(found)), **own})
 
 
-_OF_STEP = (
-    *("step", "at_least_seconds", "host_seconds", "waiting_for_host_seconds", "num_streams", "tokens_per_step"),
-    *("model_flops", "hardware_flops", "unknown", "parts", "sharing_ranks", "stages"),
-)
+_OF_STEP = {one.name for one in fields(RehearsedTime)} & {*RehearsedTimeDocument.__struct_fields__}
 
 
 # -- FLOPs and tokens of a rehearsed step: of its matrix products and attention, and of its embeddings -----------------
@@ -400,10 +404,14 @@ def tokens_of(step: IssuedStep) -> int | None:
 
     Positions have embeddings, too, but fewer or as many are looked up.
     """
+    return max(_looked_up(step).values(), default=None)
+
+
+def _looked_up(step: IssuedStep) -> Counter[tuple[int, ...]]:
     looked_up = Counter[tuple[int, ...]]()
     for event in step.events:
         if isinstance(event, IssuedOperator) and event.name == "aten::embedding" and not event.is_recomputed:
             weight, indices = (event.arguments.get(name) for name in ("weight", "indices"))
             if isinstance(weight, TensorNumbers) and isinstance(indices, TensorNumbers):
                 looked_up[step.tensors[weight.tensors[0]].shape] += prod(step.tensors[indices.tensors[0]].shape)
-    return max(looked_up.values(), default=None)
+    return looked_up

@@ -1,7 +1,5 @@
 """From what a rehearsed step issued to the events that replay/schedule.py runs."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter
@@ -305,34 +303,29 @@ _REST = (
 )
 
 
-# -- The bytes that a Triton kernel moves: Inductor's and Liger's are bound by memory; others are unknown --------------
+# -- The bytes that a Triton kernel moves: Inductor's, Liger's and TRL's are bound by memory, others unknown ----------
 
 _MEMORY_BOUND = re.compile(r"triton_(poi|red|per|for|mix)_.*")
 """Inductor's pointwise kernels, reductions, and several of them in one. Its templates (triton_tem) are products."""
 
-
-_LIGER = "liger_kernel.ops."
-_LIGERS = {
-    "liger_cross_entropy_kernel": {"X_ptr": 3},
-    "element_mul_kernel": {"X_ptr": 2},
-    "_triton_rope": {"q_ptr": 2, "k_ptr": 2},
-    "_rms_norm_forward_kernel": {},
-    "_rms_norm_backward_kernel": {},
-    "_block_rms_norm_forward_kernel": {},
-    "_block_rms_norm_backward_kernel": {},
-    "_layer_norm_forward_kernel": {},
-    "_layer_norm_backward_kernel": {},
-    "_swiglu_forward_kernel": {},
-    "_swiglu_forward_kernel_tiled": {},
-    "_swiglu_backward_kernel": {"a_ptr": 2, "b_ptr": 2},
-    "_swiglu_backward_kernel_tiled": {"a_ptr": 2, "b_ptr": 2},
-    "_geglu_tanh_forward_kernel": {},
-    "_geglu_tanh_backward_kernel": {"a": 2, "b": 2},
+_LIBRARIES: dict[str, dict[str, dict[str, int]]] = {
+    "liger_kernel.ops.": {
+        "liger_cross_entropy_kernel": {"X_ptr": 3},
+        "element_mul_kernel": {"X_ptr": 2},
+        "_triton_rope": {"q_ptr": 2, "k_ptr": 2},
+        **{f"_{norm}_norm_forward_kernel": {} for norm in ("rms", "block_rms", "layer")},
+        **{f"_{norm}_norm_backward_kernel": {} for norm in ("rms", "block_rms", "layer")},
+        **{f"_swiglu_forward_kernel{tiled}": {} for tiled in ("", "_tiled")},
+        **{f"_swiglu_backward_kernel{tiled}": {"a_ptr": 2, "b_ptr": 2} for tiled in ("", "_tiled")},
+        "_geglu_tanh_forward_kernel": {},
+        "_geglu_tanh_backward_kernel": {"a": 2, "b": 2},
+    },
+    "trl.kernels.chunked_logprob": {"_forward_kernel": {}, "_backward_kernel": {"mm_ptr": 2}},
 }
-"""Kernels of Liger that are bound by memory, and how often they pass over a tensor: once unless this says more.
+"""By their modules, kernels of Liger and TRL that are bound by memory, and how often they pass over a tensor.
 
-A tensor that is changed in place is read and written; cross entropy reads the logits twice: for their sum and their
-gradient.
+That is once unless this says more. A tensor that is changed in place is read and written; Liger's cross entropy reads
+the logits twice: for their sum and their gradient. TRL's overwrites a tile of logits with its gradient (TRL 1.16).
 """
 
 
@@ -342,16 +335,16 @@ def work_of_kernel(kernel: TritonKernel, tensors: Tensors) -> Work | None:
     It reads no more elements of an input than it has points: few of an embedding's weight. None if its time is not
     known.
     """
-    is_ligers = kernel.module.startswith(_LIGER) and kernel.name in _LIGERS
-    if not is_ligers and not (kernel.is_inductors and _MEMORY_BOUND.fullmatch(kernel.name)):
+    known = next((found for module, found in _LIBRARIES.items() if kernel.module.startswith(module)), {})
+    passes = known.get(kernel.name)
+    if passes is None and kernel.is_inductors and _MEMORY_BOUND.fullmatch(kernel.name):
+        passes = {name: 2 for name in kernel.changed if name.startswith("in_")}
+    if passes is None:
         return None
-    passes = _LIGERS[kernel.name] if is_ligers else {name: 2 for name in kernel.changed if name.startswith("in_")}
     points = math.prod(kernel.sizes) if kernel.sizes else None
     total, itemsize = 0, 0
-    for name, number in zip(kernel.names, kernel.arguments, strict=False):
-        if number is None:
-            continue
-        tensor = tensors[number]
+    given = zip(kernel.names, kernel.arguments, strict=False)
+    for name, tensor in [(name, tensors[number]) for name, number in given if number is not None]:
         itemsize = itemsize or tensor.itemsize
         own = math.prod(tensor.shape) * tensor.itemsize
         if points is not None and name.startswith("in_ptr"):

@@ -4,8 +4,6 @@ Matrix products and attention are bound by what they compute, the rest by memory
 and writes its results, and what it changes in place is read and written. Where that is not so, a table here says so.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Sequence

@@ -10,8 +10,7 @@ Read in this order:
     quantity.py    the placeholder whose largest value is searched, and its values
     border.py      which values to rehearse next, until one fits and the next one does not
     largest.py     largest_value(): the border for every combination; of two placeholders the frontier
-    cells.py       what is known of one choice of values on so many servers of one kind, as an offer of a plan
-    answers.py     rehearses cells; servers with the same GPUs share rehearsals
+    cells.py       what is known of one choice of values on so many servers of one kind, from rehearsals of cells
     series.py      one choice on servers of one kind: what few rehearsals tell of all numbers of nodes
     purchase.py    plan_command(): which servers, how many, which values: days, price
 """

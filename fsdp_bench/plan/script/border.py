@@ -5,8 +5,6 @@ the limit is reached. Whatever the line says, both sides of the border are rehea
 says no more than that it is too large, so without a line the interval is halved.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from math import sqrt

@@ -1,7 +1,5 @@
 """rehearse(): every combination of a command's placeholders, hardware and strategies, as rows."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

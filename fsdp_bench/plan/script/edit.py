@@ -1,7 +1,5 @@
 """Values in configuration files, ``--edit config.yaml:train.batch={batch}``, of which the script sees a copy."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -70,34 +68,42 @@ def edited(edits: Sequence[Edit], folder: Path) -> dict[str, str]:
         if path not in documents:
             documents[path] = _parsed(path)
         _set(documents[path], edit)
-    return {str(path.resolve()): _FORMS[path.suffix.lower()][1](document) for path, document in documents.items()}
+    return {str(path.resolve()): _text(path, document) for path, document in documents.items()}
+
+
+def _text(path: Path, document: Any) -> str:
+    try:
+        return _FORMS[path.suffix.lower()][1](document)
+    except TypeError as error:
+        raise SpecError(f"edit: {str(path)!r} cannot have a value of this kind: {error}") from None
 
 
 def _parsed(path: Path) -> Any:
-    form = _FORMS.get(path.suffix.lower())
-    if form is None:
+    if path.suffix.lower() not in _FORMS:
         raise SpecError(f"edit: {str(path)!r} is not allowed; a file that ends in {', '.join(_FORMS)}")
     try:
-        return form[0](path.read_text())
+        return _FORMS[path.suffix.lower()][0](path.read_text())
     except OSError as error:
         raise SpecError(f"edit: {str(path)!r} cannot be read: {error.strerror}") from None
     except (ValueError, YAMLError) as error:
-        raise SpecError(
-            f"edit: {str(path)!r} is not {path.suffix[1:].upper()}: {' '.join(str(error).split())}"
-        ) from None
+        why = " ".join(str(error).split())
+        raise SpecError(f"edit: {str(path)!r} is not {path.suffix[1:].upper()}: {why}") from None
 
 
 def _set(document: Any, edit: Edit) -> None:
     *parents, last = edit.key.removeprefix("+").split(".")
-    inner = document
+    is_new, inner = edit.key.startswith("+"), document
     for depth, key in enumerate(parents):
-        if isinstance(inner, dict) and key not in inner and edit.key.startswith("+"):
-            inner[key] = {}
+        if is_new and isinstance(inner, dict):
+            inner.setdefault(key, {})
         inner = inner[_found(inner, key, edit, ".".join(parents[:depth]))]
-    place = (
-        last if isinstance(inner, dict) and edit.key.startswith("+") else _found(inner, last, edit, ".".join(parents))
-    )
-    inner[place] = _YAML.load(edit.value)
+    place = last if is_new and isinstance(inner, dict) else _found(inner, last, edit, ".".join(parents))
+    try:
+        inner[place] = _YAML.load(edit.value)
+    except YAMLError as error:
+        why = f"is no value of YAML: {getattr(error, 'problem', error)}"
+        as_text = f"{edit.file}:{edit.key}={json.dumps(edit.value, ensure_ascii=False)} is that text"
+        raise SpecError(f"edit: {shown(edit.value)} {why}; {as_text}") from None
 
 
 def _found(inner: Any, key: str, edit: Edit, above: str) -> Any:
@@ -113,8 +119,5 @@ def _found(inner: Any, key: str, edit: Edit, above: str) -> Any:
             f"edit: {edit.file} has no {key!r} {where}{nearest(key, names)}; {edit.file}:+{edit.key}={edit.value}"
             " adds a key"
         )
-    raise SpecError(f"edit: {edit.file} has no {edit.key!r}: {above or 'the file'} is {_kind(inner)}")
-
-
-def _kind(value: Any) -> str:
-    return f"a list of {len(value)}" if isinstance(value, list) else f"the value {shown(value)}"
+    kind = f"a list of {len(inner)}" if isinstance(inner, list) else f"the value {shown(inner)}"
+    raise SpecError(f"edit: {edit.file} has no {edit.key!r}: {above or 'the file'} is {kind}")

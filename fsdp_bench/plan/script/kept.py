@@ -2,10 +2,9 @@
 
 They are files in the private cache folder, one for each rehearsal, and go once the question is answered. A report
 counts only if nothing of this has changed: the command, its environment, the hardware, this version, installed
-packages, and, by content, the files that the command names and the user's modules. Others that it opens are not known.
+packages, and, by content, the files that the command names, config.json of its checkpoints, and the user's modules.
+Others that it opens are not known.
 """
-
-from __future__ import annotations
 
 import hashlib
 import os
@@ -66,7 +65,7 @@ class KeptReports:
         if self._folder is None:
             return
         with suppress(OSError):
-            if any(Path(file).stat().st_mtime > began for file in report.user_files):
+            if any(os.path.getmtime(file) > began for file in report.user_files if os.path.exists(file)):
                 return
             self._folder.mkdir(mode=0o700, exist_ok=True)
             kept = _Kept(report, _digests([*report.user_files, *_libraries(asked)]))

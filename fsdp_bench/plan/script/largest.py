@@ -1,7 +1,5 @@
 """largest_value(): the largest value of a placeholder with which a script fits, or the fewest nodes."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

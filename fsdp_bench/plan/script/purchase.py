@@ -3,8 +3,6 @@
 On each kind of GPU few numbers of nodes are rehearsed. Whatever is shown was rehearsed by itself, on as many GPUs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -12,26 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from fsdp_bench.catalog.loader import Catalog, load_user_catalog
-from fsdp_bench.plan.purchase.document import (
-    OfferDocument,
-    PlanDocument,
-    memory_document,
-    offer_document,
-    plan_document,
-)
-from fsdp_bench.plan.purchase.goal import Terms, read_terms
+from fsdp_bench.plan.purchase.document import PlanDocument, plan_document
+from fsdp_bench.plan.purchase.goal import TERMS, Terms, read_terms
 from fsdp_bench.plan.purchase.pick import Picked, pick, reason_of
 from fsdp_bench.plan.purchase.planner import NODES, Left, Plan, kinds_of, most_useful_nodes
 from fsdp_bench.plan.purchase.searched import ServerType
-from fsdp_bench.plan.ranges import peak_range_of_script
-from fsdp_bench.plan.script.answers import ScriptAnswers
-from fsdp_bench.plan.script.cells import Cell, ScriptOffer
+from fsdp_bench.plan.script.cells import Cell, ScriptAnswers, ScriptOffer
 from fsdp_bench.plan.script.kept import KeptReports
 from fsdp_bench.plan.script.rehearsals import Answered, Rehearsals
 from fsdp_bench.plan.script.series import Series
 from fsdp_bench.plan.script.variants import read_combinations
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.price import Tariff
 
 Ask = Callable[[Sequence[Cell], bool], None]
 """Finds out about cells; True: each by a rehearsal of its own, not by one of the same GPUs in other servers."""
@@ -85,12 +74,6 @@ def plan_command(
     *,
     servers: str | Sequence[str] = (),
     nodes: Iterable[int] = NODES,
-    deadline: str | None = None,
-    budget: str | float | None = None,
-    global_batch: str | int | None = None,
-    price: str | None = None,
-    tariff: Tariff | str | None = None,
-    headroom: str | int | None = None,
     catalog: str | Path | Catalog | None = None,
     progress: Callable[[Answered], None] = lambda one: None,
     **options: Any,
@@ -101,25 +84,21 @@ def plan_command(
 
     Args:
         command: the training command, with placeholders.
-        tokens: what follows is as in ``plan_training``.
+        tokens: tokens to train on; without it, the best values on the fewest GPUs.
         servers: servers of the catalogue; by default all that can be rehearsed.
         nodes: the numbers of nodes to choose from.
-        deadline: when training must have ended.
-        budget: the most that it may cost.
-        global_batch: tokens of an optimizer step on all GPUs: only what makes exactly as many is an offer.
-        price: the price of every server.
-        tariff: which of the catalogue's prices counts.
-        headroom: memory kept free on each GPU.
         catalog: a file with GPUs, servers and prices of one's own.
         progress: called with each rehearsal once it is there.
-        options: those of ``rehearse``: ``each``, ``env``, ``edit``, ``strategy``, ``tokens_per_step`` and so on.
+        options: ``deadline``, ``budget``, ``global_batch``, ``price``, ``tariff`` and ``headroom`` as in
+            ``plan_training``, but that only what makes exactly the global batch is an offer; and those of ``rehearse``:
+            ``each``, ``env``, ``edit``, ``strategy``, ``tokens_per_step`` and so on.
 
     Raises:
         SpecError: for values that are not allowed, and if no server can be rehearsed.
         MachineError: if the command's Python has no CUDA build of torch, or there is no C compiler.
         KeyboardInterrupt: at an interrupt. The same plan then goes on where this one ended.
     """
-    terms = read_terms(tokens, deadline, budget, global_batch, price, tariff, headroom)
+    terms = read_terms(tokens, **{name: options.pop(name) for name in TERMS if name in options})
     entries = catalog if isinstance(catalog, Catalog) else load_user_catalog(None if catalog is None else Path(catalog))
     kinds = kinds_of(entries, [servers] if isinstance(servers, str) else servers)
     names, counts = [kind.server.name for kind in kinds], sorted(set(nodes))
@@ -191,19 +170,4 @@ def _left_out(kinds: Sequence[ServerType], series: Sequence[Series], refused: Ma
 def script_document(plan: ScriptPlan) -> PlanDocument:
     """Return a plan as a document."""
     torch = next((offer.found.torch for offer in plan.picked.all() if offer.found is not None), None)
-    return plan_document(plan, _offer, source="rehearsed", command=plan.command, torch=torch)
-
-
-def _offer(offer: ScriptOffer) -> OfferDocument:
-    found = offer.found
-    assert found is not None
-    assert found.memory is not None
-    memory = found.memory
-    left = memory.available - memory.reserved
-    return offer_document(
-        offer,
-        memory_document(memory.allocated, memory.reserved, left, memory.kept_free, peak_range_of_script(), {}),
-        values=dict(offer.values),
-        command=found.command,
-        tokens_per_step=offer.speed.tokens_per_step,
-    )
+    return plan_document(plan, source="rehearsed", command=plan.command, torch=torch)

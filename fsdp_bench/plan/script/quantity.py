@@ -1,7 +1,5 @@
 """The quantity of which the largest value that fits a script is searched: ``batch=1..512``, ``seq=512..65536:512``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

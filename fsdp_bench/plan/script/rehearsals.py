@@ -1,7 +1,5 @@
 """Rehearses variants of a command, each rank of each in a process of its own, several at once where memory allows."""
 
-from __future__ import annotations
-
 import os
 import select
 import tempfile
@@ -10,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Self
 
 import psutil
 from msgspec.structs import replace
@@ -135,7 +133,7 @@ class Rehearsals:
         self.num_run = 0
         """Processes that were started; kept reports need none."""
 
-    def __enter__(self) -> Rehearsals:
+    def __enter__(self) -> Self:
         self._prepared.__enter__()
         return self
 

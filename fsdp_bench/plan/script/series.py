@@ -6,8 +6,6 @@ for the rest no less than on fewer nodes; and all GPUs together are no faster th
 slower than the fewer. What does not fit so many nodes does not fit fewer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import log
@@ -102,8 +100,8 @@ class Series:
         if len(two) < 2:
             return False
         (fewer, large), (more, small) = two
-        sharded = (large.reserved - small.reserved) / (1 / fewer - 1 / more)
-        return large.reserved + sharded * (1 / count - 1 / fewer) <= large.available
+        sharded = (large.peak_reserved_bytes - small.peak_reserved_bytes) / (1 / fewer - 1 / more)
+        return sharded * (1 / count - 1 / fewer) <= (large.headroom_bytes or 0)
 
     def _makes_batch(self, count: int, trains: Mapping[int, Speed]) -> bool:
         """Whether a step may have the global batch: every node has as many tokens, unless rehearsals show otherwise."""

@@ -1,10 +1,9 @@
 """A command with placeholders: ``{batch}`` stands for a value, ``{ckpt:--grad-ckpt|}`` for a text that it chooses."""
 
-from __future__ import annotations
-
+import csv
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,16 +34,10 @@ def read_placeholder(text: str) -> Placeholder:
         SpecError: if there is no name, or no value.
     """
     name, equals, values = text.partition("=")
-    words = next(_split(values), []) if equals else []
+    words = next(csv.reader([values], skipinitialspace=True), []) if equals else []
     if not re.fullmatch(r"[A-Za-z_]\w*", name.strip()) or not words:
         raise SpecError(f"each: {shown(text)} is not allowed; a name and its values, like batch=1,2,4")
     return Placeholder(name.strip(), tuple(dict.fromkeys(word.strip() for word in words)))
-
-
-def _split(values: str) -> Iterator[list[str]]:
-    import csv
-
-    return csv.reader([values], skipinitialspace=True)
 
 
 @dataclass(frozen=True)
@@ -95,15 +88,14 @@ class Template:
 
         A word that is nothing but a placeholder with texts becomes the words of its text, which may be none.
         """
-        return list(self._filled(values))
-
-    def _filled(self, values: Mapping[str, str]) -> Iterator[str]:
+        found = []
         for word in self.words:
             match = PLACEHOLDER.fullmatch(word)
             if match is not None and match[2] is not None:
-                yield from shlex.split(self._text(match, values))
+                found += shlex.split(self._text(match, values))
             else:
-                yield PLACEHOLDER.sub(lambda match: self._text(match, values), word)
+                found.append(PLACEHOLDER.sub(lambda match: self._text(match, values), word))
+        return found
 
     def _text(self, match: re.Match[str], values: Mapping[str, str]) -> str:
         if match[1] is None:

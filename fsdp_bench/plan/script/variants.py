@@ -1,7 +1,5 @@
 """Variants of a command: what is rehearsed for each combination of placeholders, hardware and strategies."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

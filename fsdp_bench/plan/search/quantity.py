@@ -7,8 +7,6 @@ sequence_lengths   sequence_length, in multiples of 128
 gpu_counts         world_size, from many GPUs to one
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache

@@ -12,8 +12,6 @@ with that width. Any other quantity is searched as if all its candidates had one
    one, from the ceiling down, until one fits; then the number of layers is searched, again from above.
 """
 
-from __future__ import annotations
-
 import gc
 from bisect import bisect_left
 from collections.abc import Callable, Sequence

@@ -29,8 +29,8 @@ END_WITH_PARENT = 1
 MOST_BYTES = 1 << 16
 """The size of a request or an answer."""
 
-_OF_STAND_IN = ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1")
-"""Names by which libraries look for the stand-in (fsdp_bench/rehearse/build.py)."""
+STAND_IN_NAMES = ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1")
+"""Names by which the driver and NVML are loaded: links to the stand-in. Triton links against ``libcuda.so``."""
 
 
 def serve(descriptor: int, scratch: Path) -> None:
@@ -176,7 +176,7 @@ def _why_not_forked() -> str | None:
     with open("/proc/self/maps") as lines:
         mapped = {line.rstrip("\n").partition("/")[2] for line in lines}
     libraries = [f"/{path}" for path in mapped if ".so" in os.path.basename(path)]
-    for name in (*_OF_STAND_IN, *libraries):
+    for name in (*STAND_IN_NAMES, *libraries):
         try:
             ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
         except OSError:  # a library that is loaded in another namespace, or not at all
@@ -187,23 +187,20 @@ def _why_not_forked() -> str | None:
 @contextmanager
 def _without_starting_cuda() -> Iterator[None]:
     """Answer the questions of imports about the GPU, for which torch would start CUDA."""
+    from unittest import mock
+
     import torch.utils._triton
 
-    is_importing = True
+    is_importing, has_triton = True, torch.utils._triton.has_triton
     capability = divmod(int(os.environ["STAND_IN_CAPABILITY"]), 10)
-    answers = {
-        "is_available": lambda: True,
-        "device_count": lambda: int(os.environ["STAND_IN_DEVICES"]),
-        "get_device_capability": lambda _device=None: capability,
-    }
-    own = {name: getattr(torch.cuda, name) for name in answers}
-    has_triton = torch.utils._triton.has_triton
-    for name, answer in answers.items():
-        setattr(torch.cuda, name, answer)
     torch.utils._triton.has_triton = lambda: is_importing or has_triton()  # modules keep it; true from 7.0 on
     try:
-        yield
+        with mock.patch.multiple(
+            torch.cuda,
+            is_available=lambda: True,
+            device_count=lambda: int(os.environ["STAND_IN_DEVICES"]),
+            get_device_capability=lambda _device=None: capability,
+        ):
+            yield
     finally:
         is_importing = False
-        for name, function in own.items():
-            setattr(torch.cuda, name, function)

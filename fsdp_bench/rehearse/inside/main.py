@@ -246,7 +246,7 @@ def _failure(error: BaseException) -> dict[str, Any]:
     from .observe.user_lines import as_document, cause
 
     start = error.__traceback__
-    while start is not None and _starts_scripts(start.tb_frame.f_code.co_filename):
+    while start is not None and start.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
         start = start.tb_next
     stack = traceback.extract_tb(start)
     frames = [(frame.filename, frame.lineno or 0, frame.name) for frame in reversed(stack)]
@@ -265,10 +265,6 @@ def _message(error: BaseException) -> str:
         return str(error)
     except Exception as other:  # of the script's own class
         return f"its message cannot be made: {type(other).__name__}"
-
-
-def _starts_scripts(file: str) -> bool:
-    return file in (__file__, runpy.__file__, "<frozen runpy>")
 
 
 def _understood(plan: dict[str, Any]) -> tuple[Any, int, int, int]:

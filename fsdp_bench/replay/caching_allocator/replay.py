@@ -75,12 +75,7 @@ class Replay:
         expandable_segments: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        gpu_bytes: int | None = None,
-        expandable_segments: bool = False,
-    ) -> None:
+    def __init__(self, program: Program, gpu_bytes: int | None = None, expandable_segments: bool = False) -> None:
         self._program = program
         self._allocator = (ExpandableAllocator if expandable_segments else CachingAllocator)(gpu_bytes)
         self._peaks = [0] * len(program.sections)

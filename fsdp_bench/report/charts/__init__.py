@@ -3,14 +3,13 @@
 Read in this order:
     description.py      parts of a chart: plots, lanes and bars in the units of their axes; a slide with its conditions
     axis.py             axes: where a value stands, ticks at round numbers
-    colors.py           the palette, on light and dark backgrounds; sizes of a slide
+    colors.py           the palette and the styles of marks
+    palette.toml        colours on light and dark backgrounds
     memory_timeline.py  predicted memory over one training step
     step.py             what a predicted step consists of, and what runs when on each stream
     trade_off.py        memory against speed, one point for each setup or trial
     scaling.py          predicted tokens per second over the number of nodes
-    rehearsal.py        allocated and reserved memory of a rehearsed script
-    each.py             memory and speed of a script with several values
-    largest.py          memory over a value of a script, and where it no longer fits
+    rehearsal.py        a rehearsed script: memory to its last step, of several values, and where it no longer fits
     max_size.py         bars of the largest value that fits; max-size's answers as such bars
     frontier.py         a frontier sweep as such bars: measured sizes beside predicted ones
     trial_facts.py      a trial's settings and conditions, as charts name them

@@ -1,7 +1,5 @@
 """Axes: where a value stands, and ticks at round numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10

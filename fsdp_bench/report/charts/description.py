@@ -3,8 +3,6 @@
 slide.py draws a Slide with matplotlib; report/html draws the same charts on a page, as wide as the screen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, groupby
@@ -104,7 +102,6 @@ class Plot:
     """Whether the title says what fails."""
     is_square: bool = False
     """Whether both axes have the same scale."""
-    kind: str = "plot"
 
     def marks(self) -> list[Mark]:
         """Return the points as boxes that do not overlap."""
@@ -183,7 +180,6 @@ class Lanes:
     """The lanes from top to bottom."""
     legend: tuple[Key, ...] = ()
     remarks: tuple[str, ...] = ()
-    kind: str = "lanes"
 
 
 @dataclass(frozen=True)
@@ -251,7 +247,6 @@ class Bars:
     remarks: tuple[str, ...] = ()
     whole: float = 0.0
     """The size of a bar along the whole chart; the highest bar if that is more."""
-    kind: str = "bars"
 
     @property
     def highest(self) -> float:

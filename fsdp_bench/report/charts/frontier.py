@@ -4,8 +4,6 @@ Cells of other models, worlds or sizes of the batch are in different charts. Tho
 than MOST_BARS bars are split by the fields in which they differ.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path

@@ -6,8 +6,6 @@ measured or rehearsed bar, a mark shows the predicted value, and the error stand
 has max-size's answers, frontier.py those of a sweep.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

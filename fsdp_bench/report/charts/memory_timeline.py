@@ -1,7 +1,5 @@
 """Memory over one training step: live bytes by category; several setups are side by side on one scale."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

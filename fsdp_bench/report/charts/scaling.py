@@ -1,7 +1,5 @@
 """Predicted tokens per second per GPU over the number of nodes, one line for each setup."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +8,7 @@ import msgspec
 
 from fsdp_bench.plan.prediction import Prediction, answer
 from fsdp_bench.plan.question import Question
+from fsdp_bench.plan.ranges import Range
 from fsdp_bench.plan.setup_text import setup_line, title, varying
 from fsdp_bench.plan.speed import Speed
 from fsdp_bench.report.charts.axis import Axis, Tick
@@ -126,7 +125,7 @@ def scaling_slide(questions: Sequence[Question]) -> Slide:
         "the same batch on every GPU, so that the whole batch grows with the nodes",
         memory,
         "predicted for eager, rank 0",
-        *dict.fromkeys(f"bands: {one.range.because}" for curve in found for _, one in _ranged(curve) if one.range),
+        *dict.fromkeys(f"bands: {span.because}" for curve in found for _, _, span in _ranged(curve)),
         *dict.fromkeys(f"rates: {rests_on(speed, first.profile)}" for speed in filter(None, found[0].speeds[-1:])),
     )
     return Slide(
@@ -149,7 +148,7 @@ def _plot(found: Sequence[ScalingCurve], differing: Sequence[str]) -> Plot:
         ]
         lines.append(Line(style, tuple(nodes for nodes, _, _ in known), tuple(value for _, value, _ in known)))
         points += [Point(style, nodes, value, is_hollow=fits is False) for nodes, value, fits in known]
-        bands = [(float(n), one.tokens_per_second_per_gpu or 0.0, one.range) for n, one in _ranged(curve) if one.range]
+        bands = _ranged(curve)
         low = tuple(value * span.slowest for _, value, span in bands)
         high = tuple(value * span.fastest for _, value, span in bands)
         areas.append(Area(Style(style.color, opacity=0.12), tuple(nodes for nodes, _, _ in bands), low, high))
@@ -180,7 +179,7 @@ def _label(curve: ScalingCurve, differing: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _ranged(curve: ScalingCurve) -> list[tuple[int, Speed]]:
-    """Return the numbers of nodes on which the speed is known, each with it."""
-    pairs = zip(curve.nodes, curve.speeds, strict=True)
-    return [(nodes, one) for nodes, one in pairs if one is not None and one.tokens_per_second_per_gpu is not None]
+def _ranged(curve: ScalingCurve) -> list[tuple[float, float, Range]]:
+    """Return the numbers of nodes on which the speed has a range, each with both."""
+    known = zip(curve.nodes, curve.tokens, curve.speeds, strict=True)
+    return [(float(nodes), value, one.range) for nodes, value, one in known if value is not None and one and one.range]

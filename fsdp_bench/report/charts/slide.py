@@ -9,19 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fsdp_bench.report.charts.colors import (
-    DPI,
-    GRID,
-    HATCHED,
-    HEADING,
-    HEIGHT,
-    SMALL,
-    SUBTITLE,
-    TEXT,
-    TITLE,
-    WIDTH,
-    ink,
-)
+from fsdp_bench.report.charts.colors import ink
 from fsdp_bench.report.charts.description import Area, Bar, BarGroup, Bars, Key, Lane, Lanes, Plot, Point, Slide
 from fsdp_bench.spec.errors import printable
 
@@ -32,6 +20,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
 
+WIDTH, HEIGHT, DPI = 1600, 900, 120
+"""Size of a slide in pixels, and pixels per inch. Font sizes are true to scale on a 13.3 x 7.5 inch slide."""
+TITLE, SUBTITLE, HEADING, TEXT, SMALL = 18.0, 13.0, 12.0, 11.0, 10.0
+"""Font sizes in points."""
+GRID = "#DDDDDD"
+HATCHED = "#00000090"
+"""Colour of an area's hatch."""
 CHARACTERS_OF_LANE = 165
 """Characters of a word along a whole lane."""
 
@@ -379,6 +374,6 @@ def _handle(key: Key, edge: str) -> Artist:
     return Patch(facecolor=color, hatch=style.hatch, edgecolor=ink(edge), linewidth=0.8, label=key.text)
 
 
-def in_file_name(text: str, most: int = 120) -> str:
-    """Return text as a part of a file's name: letters, digits, ``.`` and ``-``, at most so many of them."""
-    return re.sub(r"[^A-Za-z0-9.]+", "-", text)[:most].strip("-")
+def in_file_name(text: str) -> str:
+    """Return text as a part of a file's name: letters, digits, ``.`` and ``-``, at most 120 of them."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text)[:120].strip("-")

@@ -1,7 +1,5 @@
 """A predicted step: what it consists of, and what runs when on each stream."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from fsdp_bench.plan.chart_data import DrawnStreams, DrawnView, drawn_streams, step_speeds

@@ -1,7 +1,5 @@
 """Memory against speed: one point for each setup or trial, and the Pareto frontier."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

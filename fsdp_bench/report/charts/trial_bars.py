@@ -4,8 +4,6 @@ trial_slides.py groups the trials by chart. A trial that ended ``ok`` has a bar 
 label in its place. Every chart prints the conditions under which its numbers hold.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable

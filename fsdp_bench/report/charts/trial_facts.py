@@ -1,7 +1,5 @@
 """Texts about trials in charts: their settings in order, the conditions, and the reasons for missing bars."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable
 from enum import StrEnum
@@ -28,14 +26,7 @@ NESTING = tuple(reversed(COLUMNS))
 seldom changed, are the outermost levels."""
 
 SKIPPED = "skipped"
-_OUTCOME_LABELS = {
-    Outcome.OOM_GPU: "OOM",
-    Outcome.OOM_HOST: "OOM (host)",
-    Outcome.TIMEOUT: "timeout",
-    Outcome.CRASHED: "crashed",
-    Outcome.INTERRUPTED: "interrupted",
-    Outcome.SKIPPED: SKIPPED,
-}
+_OOM = {Outcome.OOM_GPU: "OOM", Outcome.OOM_HOST: "OOM (host)"}
 
 Facts = dict[str, Hashable]
 """A trial's model and setup by field name, without the strategy, by which the bars are grouped."""
@@ -154,8 +145,9 @@ def device_name(record: TrialRecord) -> str | None:
 
 def ended(record: TrialRecord) -> str:
     """Return a short label for the outcome of a trial that did not end ok."""
-    budget = record.outcome.is_oom and "budget" in limits_exceeded(record)
-    return "OOM (budget)" if budget else _OUTCOME_LABELS[record.outcome]
+    if record.outcome.is_oom and "budget" in limits_exceeded(record):
+        return "OOM (budget)"
+    return _OOM.get(record.outcome, record.outcome.value)
 
 
 def limits_exceeded(record: TrialRecord) -> set[str]:

@@ -5,8 +5,6 @@ never mixes kinds of device, devices, versions of torch or run plans. Trials tha
 over several.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass

@@ -3,8 +3,7 @@
 Read in this order:
     write.py       write(): from what a file or folder holds to a page on the disk; charts as SVG paths
     blocks.py      what a page is made of: sections of facts, tables and the charts of report/charts
-    prediction.py  the page of predicted or dry-run setups
-    max_size.py    the page of the largest that fits
+    prediction.py  the pages of predicted or dry-run setups, and of the largest that fits
     plan.py        the page of a plan
     rehearsal.py   the page of a rehearsed script
     sweep.py       the page of measured or rehearsed trials, and of a sweep's searches

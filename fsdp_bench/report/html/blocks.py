@@ -18,7 +18,6 @@ class Text:
     """A paragraph."""
 
     text: str
-    kind: str = "text"
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,6 @@ class Facts:
     """Names and values, one line each."""
 
     rows: tuple[tuple[str, str], ...]
-    kind: str = "facts"
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,6 @@ class Table:
     """Columns that have the same text in all rows, and that text."""
     marked: Collection[int] = ()
     """The places of rows that are marked."""
-    kind: str = "table"
 
     @property
     def num_rows(self) -> int:
@@ -87,11 +84,10 @@ class Details:
 
     title: str
     blocks: tuple[Block, ...]
-    kind: str = "details"
 
 
 Block: TypeAlias = Text | Facts | Table | Details | Chart
-"""A part of a section; templates/blocks.html has a macro of the name ``kind``."""
+"""A part of a section; templates/blocks.html has a macro for each."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Predictions of trials beside what was measured or rehearsed: memory, and time where rates are known."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 

@@ -1,11 +1,10 @@
 """The page of a plan: the winner and why, price against days, all offers, one step of the winner, what it rests on."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 
-from fsdp_bench.plan.purchase.document import OfferDocument, PlanDocument
+from fsdp_bench.plan.purchase.document import PlanDocument
+from fsdp_bench.plan.purchase.offer import OfferDocument
 from fsdp_bench.report.charts.axis import around
 from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Key, Line, Plot, Point

@@ -1,19 +1,22 @@
-"""The page of predicted setups: one, or several side by side."""
-
-from __future__ import annotations
+"""The page of predicted setups, one or several side by side; the page of the largest that fits."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 
 from fsdp_bench.plan.document import AnswerDocument, TimeDocument
+from fsdp_bench.plan.max_size import MaxSizeDocument, answers_of, setting_rows
 from fsdp_bench.plan.setup_text import spaced, title, varying
 from fsdp_bench.plan.table import answer_row
 from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Bar, BarGroup, Bars, Piece, Plot
+from fsdp_bench.report.charts.max_size import setting_bar, size_bars
 from fsdp_bench.report.charts.memory_timeline import breakdown_bars, phase_bars
 from fsdp_bench.report.charts.step import PART_STYLES
 from fsdp_bench.report.charts.trade_off import TradeOffPoint, trade_off_plot
 from fsdp_bench.report.html.blocks import Block, Facts, Page, Section, Table, Text, table
 from fsdp_bench.report.table import numbers
+from fsdp_bench.report.text import max_size as text
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.conditions import assumed_facts, conditions, hardware_text, note_facts
 from fsdp_bench.report.text.prediction_table import ALWAYS, answer_column, setup_columns
@@ -24,19 +27,14 @@ OTHER = Style("dark-grey")
 """The style of a part that this version does not know."""
 
 
-def _verdict(one: AnswerDocument) -> str:
-    if one.impossible is not None:
-        return "impossible"
-    return {True: "fits", False: spaced(one.verdict or "does not fit"), None: f"fit {UNKNOWN}"}[one.fits]
-
-
 def prediction_page(predictions: Sequence[AnswerDocument]) -> Page:
     """Return the page of one predicted setup, or of several side by side."""
     first = predictions[0]
     differing = varying([one.values for one in predictions])
     sections = [Section("Conditions and versions", (_conditions(predictions, differing),))]
     models = _listed((one.model.name for one in predictions), "models")
-    heading = f"{models} on {_listed(map(_hardware, predictions), 'kinds of hardware')}"
+    hardware = (hardware_text(one.server, one.setup.get("world_size")) for one in predictions)
+    heading = f"{models} on {_listed(hardware, 'kinds of hardware')}"
     if len(predictions) == 1:
         lead = [] if first.memory is None else [_headline(first)]
         return Page(heading, first.source, _answer(first), lead=tuple(lead), sections=(*_alone(first), *sections))
@@ -65,10 +63,6 @@ def _listed(names: Iterable[str], what: str) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _hardware(one: AnswerDocument) -> str:
-    return hardware_text(one.server, one.setup.get("world_size"))
-
-
 def _answer_of_several(
     predictions: Sequence[AnswerDocument], differing: Sequence[str], best: AnswerDocument | None
 ) -> str:
@@ -92,7 +86,8 @@ def _answer(one: AnswerDocument) -> str:
     source = (memory and memory.peak_reserved_source) or _source(one)  # a dry run's verdict rests on a prediction
     text = "" if not needed else f": needs {format_gib(needed)}"
     usable = "" if of is None or not text else f" of {format_gib(of)} usable"
-    return f"{_verdict(one).capitalize()} ({source}){text}{usable}"
+    verdict = {True: "fits", False: spaced(one.verdict or "does not fit"), None: f"fit {UNKNOWN}"}[one.fits]
+    return f"{verdict.capitalize()} ({source}){text}{usable}"
 
 
 def _tokens(one: AnswerDocument) -> float:
@@ -204,3 +199,46 @@ _RAN = {"dry-run": "a training step of PyTorch's own FSDP, on tensors without da
 
 def _source(one: AnswerDocument) -> str:
     return one.source.replace("-", " ")
+
+
+def max_size_page(servers: Sequence[MaxSizeDocument]) -> Page:
+    """Return the page of the largest values that fit."""
+    first = servers[0]
+    highest = max((cell.fits_value or 0 for one in servers for cell in one.cells), default=0) or 1
+    return Page(
+        text.QUANTITY_TEXTS[first.dial].title,
+        first.source,
+        "; ".join(map(text.answer, servers)),
+        lead=tuple(_largest_bars(one, highest) for one in servers),
+        sections=(
+            Section("All settings", tuple(map(_largest_table, servers))),
+            Section("Conditions and versions", (_all_conditions(servers),)),
+        ),
+    )
+
+
+def _all_conditions(servers: Sequence[MaxSizeDocument]) -> Facts:
+    facts = []
+    for one in servers:
+        answers = answers_of(one)
+        models = dict.fromkeys(each.model.name for each in answers if each.fits is not None)
+        facts += text.setting_facts(one, answers, [] if one.dial == "num_parameters" else models) if answers else []
+        facts += [("rates", each.time.rates) for each in answers if each.time is not None and each.time.rates]
+        facts += [*assumed_facts(answers), *note_facts(answers)]
+    return Facts((*dict.fromkeys(facts), ("source", f"{servers[0].source}, no GPU was used")))
+
+
+def _largest_bars(one: MaxSizeDocument, highest: int) -> Bars:
+    fields, quantity = [field for field in text.differing(one) if field != "strategy"], text.QUANTITY_TEXTS[one.dial]
+    bars = [setting_bar(cell, cell.setup, fields) for cell in one.cells]
+    heading = f"{text.place_of(one)}: what fits (predicted)"
+    (found,) = size_bars({heading: bars}, quantity.axes, fields, partial(text.value_text, one.dial), quantity.unit)
+    return replace(found, whole=highest)
+
+
+def _largest_table(one: MaxSizeDocument) -> Table:
+    rows = setting_rows(one)
+    setups = [cell.setup for cell in one.cells]
+    columns = setup_columns(setups, {*text.differing(one), *ALWAYS}, one.dial)
+    columns += [answer_column(name, rows) for name in ("model", *text.usual_columns(one), "impossible", "unknown")]
+    return table(f"{text.place_of(one)} (predicted)", {column.name: column for column in columns})

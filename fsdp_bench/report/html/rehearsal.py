@@ -1,7 +1,5 @@
 """The page of a rehearsed script: whether it fits, the lines that hold memory, its step, what is not to be trusted."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from shlex import join
@@ -14,17 +12,14 @@ from fsdp_bench.plan.script.each import in_order
 from fsdp_bench.plan.script.rehearsals import Answered
 from fsdp_bench.report.charts.colors import Style
 from fsdp_bench.report.charts.description import Bar, BarGroup, Bars, Chart, Key, Piece
-from fsdp_bench.report.charts.each import MOST, each_slide
-from fsdp_bench.report.charts.rehearsal import memory_of_script
+from fsdp_bench.report.charts.rehearsal import MOST, each_slide, memory_of_script
 from fsdp_bench.report.charts.step import stream_lanes
 from fsdp_bench.report.html.blocks import Block, Details, Facts, Page, Section, Table, Text, table
 from fsdp_bench.report.html.prediction import step_parts
-from fsdp_bench.report.table import Column, numbers, words
+from fsdp_bench.report.table import numbers, titled, words
 from fsdp_bench.report.text import rehearsal as text
-from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.conditions import hardware_text
 from fsdp_bench.report.text.each import conclusion, each_columns, reason_of
-from fsdp_bench.report.text.speed import step_text
 from fsdp_bench.spec.subprocesses.rehearsal import HeldLine, RehearsalReport
 from fsdp_bench.spec.units import GIB, format_gib
 
@@ -42,13 +37,15 @@ def rehearsal_page(found: Sequence[Rehearsal], command: str) -> Page:
     worst = worst_of(found)
     report = worst.report
     answer, _, reason = text.verdict_line(worst).partition("; ")
+    columns, marked = tuple(titled(text.rank_columns(found))), (found.index(worst),)
+    ranks = Table("Ranks that were rehearsed, one after another", columns, marked=marked)
     return Page(
         f"A training script on {hardware_text(hardware_document(worst.hardware), report.world_size)}",
         "rehearsed",
         f"Rank {report.rank} decides: {answer}" if len(found) > 1 else answer[:1].upper() + answer[1:],
         reason,
         lead=_lead(worst, command),
-        sections=(*([Section("Ranks", (_ranks(found),))] if len(found) > 1 else []), *_sections(worst)),
+        sections=(*([Section("Ranks", (ranks,))] if len(found) > 1 else []), *_sections(worst)),
     )
 
 
@@ -93,36 +90,15 @@ def _sections(found: Rehearsal) -> list[Section]:
     return [*sections, Section("Conditions and versions", (_conditions(found),))]
 
 
-def _ranks(found: Sequence[Rehearsal]) -> Table:
-    peaks, times = [one.report.peak for one in found], [one.time for one in found]
-    columns = {
-        "rank": numbers(one.report.rank for one in found),
-        "allocated": numbers((None if peak is None else peak.allocated_bytes for peak in peaks), format_gib),
-        "reserved": numbers((one.report.peak_reserved_bytes for one in found), format_gib),
-        "fits": words(one.verdict.text if one.verdict else UNKNOWN for one in found),
-    }
-    if found[0].asks_time:
-        columns["step time"] = numbers((None if one is None else one.time.step_seconds for one in times), step_text)
-    return _whole("Ranks that were rehearsed, one after another", columns, (found.index(worst_of(found)),))
-
-
-def _whole(caption: str, columns: dict[str, Column], marked: tuple[int, ...] = ()) -> Table:
-    """Return a table with all columns, also those that have one text."""
-    return Table(caption, tuple(replace(column, header=title) for title, column in columns.items()), (), marked)
-
-
 def _memory(found: Rehearsal) -> list[Block]:
     report, blocks = found.report, list[Block]()
     if report.curve:
         blocks.append(memory_of_script(found, f"Memory of rank {report.rank} (rehearsed)"))
     if held := report.lines_at_peak:
         blocks += [_held_bars(found, held), Details("All lines that hold memory at the peak", (_held_table(held),))]
-    peaks = text.step_peaks(found)
-    columns = {"step": words(name for name, _, _ in peaks)}
-    for place, phase in enumerate(text.PHASES):
-        columns[phase] = numbers((allocated[place] for _, allocated, _ in peaks), format_gib, "-")
-    columns["reserved"] = numbers((reserved for _, _, reserved in peaks), format_gib)
-    return [*blocks, *([_whole("Peak allocated in each phase, and reserved memory", columns)] if peaks else [])]
+    steps = tuple(titled(text.step_columns(found)))
+    whole = Table("Peak allocated in each phase, and reserved memory", steps)
+    return [*blocks, *([whole] if steps[0].cells else [])]
 
 
 def _held_bars(found: Rehearsal, held: Sequence[HeldLine]) -> Bars:
@@ -174,13 +150,8 @@ def _step(found: Rehearsal) -> list[Block]:
             stream_lanes(streams.whole, heading),
             stream_lanes(streams.middle_of_backward, "A part of backward, enlarged (predicted)"),
         ]
-    parts = {
-        "work": words(map(text.part_name, time.parts)),
-        "kind": words(part.kind for part in time.parts),
-        "times": numbers(part.count for part in time.parts),
-        "takes": numbers((part.seconds for part in time.parts), step_text),
-    }
-    blocks.append(Details("All work of the step", (table("Work by name, one after another (predicted)", parts),)))
+    parts = table("Work by name, one after another (predicted)", text.part_columns(time.parts, "work"))
+    blocks.append(Details("All work of the step", (parts,)))
     unknown = {"work": words(time.unknown), "times": numbers(time.unknown.values())}
     return [*([table("Work whose time is unknown", unknown)] if time.unknown else []), *blocks]
 

@@ -1,13 +1,9 @@
 """The page of results: of one sweep, or of several."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import msgspec
 
 from fsdp_bench.report.charts.description import Bars, Plot, Slide
 from fsdp_bench.report.charts.frontier import frontier_slides
@@ -17,25 +13,12 @@ from fsdp_bench.report.charts.trial_facts import conditions
 from fsdp_bench.report.charts.trial_slides import group_by_chart
 from fsdp_bench.report.html.blocks import Block, Details, Facts, Page, Section, Table, Text, table
 from fsdp_bench.report.html.errors import error_section, step_sections
+from fsdp_bench.report.measured import tables
 from fsdp_bench.report.measured.frontier_text import frontier_columns, summary
-from fsdp_bench.report.measured.tables import (
-    by_memory,
-    by_speed,
-    comparable,
-    disagrees,
-    findings,
-    nothing_fits,
-    outcome_text,
-    peak_of,
-    speed_of,
-    strategy_text,
-    trial_columns,
-    what_is_shared,
-)
 from fsdp_bench.report.table import numbers, words
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.spec.calibration_profile import Profile
-from fsdp_bench.spec.codec import from_json
+from fsdp_bench.spec.codec import from_file
 from fsdp_bench.spec.errors import ResultsError
 from fsdp_bench.spec.frontier import FrontierRecord
 from fsdp_bench.spec.rank_report import Outcome
@@ -72,7 +55,7 @@ class SweepFolder:
     @property
     def compared(self) -> list[TrialRecord]:
         """The trials that the answer is about."""
-        return comparable([record for _, record in self.ran])
+        return tables.comparable([record for _, record in self.ran])
 
 
 def sweep_page(folder: Path, profile: Profile | None) -> Page:
@@ -97,13 +80,17 @@ def sweep_page(folder: Path, profile: Profile | None) -> Page:
     (only,) = found
     answer, *rest = _answer(only)
     lead = _headline(only)
+    sections = [
+        replace(section, blocks=tuple(block for block in section.blocks if block not in lead))
+        for section in _sections(only, profile)
+    ]
     return Page(
         title=f"Sweep {only.name} on {only.machine}",
         source=source,
         answer=answer,
         reason=". ".join(rest),
         lead=lead,
-        sections=_without(_sections(only, profile), lead),
+        sections=tuple(section for section in sections if section.blocks),
         notes=tuple(notes),
     )
 
@@ -133,9 +120,9 @@ def _answer(sweep: SweepFolder) -> list[str]:
         return [summary(sweep.frontier)]
     compared = sweep.compared
     if not compared:
-        return [nothing_fits([record for _, record in sweep.ran])]
-    first, *rest = findings(compared) or ["nothing was measured"]
-    return [f"{what_is_shared(compared)} ({compared[0].source}): {first}", *rest]
+        return [tables.nothing_fits([record for _, record in sweep.ran])]
+    first, *rest = tables.findings(compared) or ["nothing was measured"]
+    return [f"{tables.what_is_shared(compared)} ({compared[0].source}): {first}", *rest]
 
 
 def _headline(sweep: SweepFolder) -> tuple[Block, ...]:
@@ -148,38 +135,33 @@ def _headline(sweep: SweepFolder) -> tuple[Block, ...]:
     return bars[0].blocks[:1] if bars else ()
 
 
-def _without(sections: list[Section], blocks: tuple[Block, ...]) -> tuple[Section, ...]:
-    kept = (replace(one, blocks=tuple(block for block in one.blocks if block not in blocks)) for one in sections)
-    return tuple(section for section in kept if section.blocks)
-
-
 def _trade_off(sweep: SweepFolder) -> Plot | None:
     """Return memory against speed of the comparable trials; None if fewer than two have both."""
     compared = sweep.compared
     points = [
-        TradeOffPoint(peak_of(record), speed_of(record), True, number, _name(record))
+        TradeOffPoint(tables.peak_of(record), tables.speed_of(record), True, number, _name(record))
         for number, record in sweep.ran
-        if any(record is one for one in compared) and peak_of(record) and speed_of(record)
+        if any(record is one for one in compared) and tables.peak_of(record) and tables.speed_of(record)
     ]
     if len(points) < 2:
         return None
-    caption = (
-        f"Memory against speed: {what_is_shared(compared)} (measured); the numbers are those of the table of trials"
-    )
+    what = tables.what_is_shared(compared)
+    caption = f"Memory against speed: {what} (measured); the numbers are those of the table of trials"
     return trade_off_plot(points, caption, "peak allocated per rank", "tokens/s per rank", {})
 
 
 def _name(record: TrialRecord) -> str:
-    setup = record.setup
-    name = f"{strategy_text(record)} {setup.api.value} {setup.precision} checkpointing {setup.checkpointing.value}"
-    return f"{name}: {format_gib(peak_of(record))}, {speed_of(record):,.0f} tokens/s"
+    setup, strategy = record.setup, tables.strategy_text(record)
+    name = f"{strategy} {setup.api.value} {setup.precision} checkpointing {setup.checkpointing.value}"
+    return f"{name}: {format_gib(tables.peak_of(record))}, {tables.speed_of(record):,.0f} tokens/s"
 
 
 def _sections(sweep: SweepFolder, profile: Profile | None) -> list[Section]:
     ran = sweep.ran
     if not ran:
         return [_conditions(sweep)]
-    found, marked = [], [*by_memory(sweep.compared)[:1], *by_speed(sweep.compared)[-1:]]  # named by the answer
+    found = []
+    marked = [*tables.by_memory(sweep.compared)[:1], *tables.by_speed(sweep.compared)[-1:]]  # named by the answer
     if sweep.frontier is not None:
         found.append(Section("The largest that fits", tuple(frontier_blocks(sweep.frontier))))
         marked = []
@@ -193,7 +175,8 @@ def _trial_table(numbered: Sequence[tuple[int, TrialRecord]], marked: Sequence[T
     records = [record for _, record in numbered]
     sources = " and ".join(dict.fromkeys(record.source for record in records))
     times = ", times are medians" if "measured" in sources else ""
-    columns = {"#": numbers(number for number, _ in numbered), **{one.name: one for one in trial_columns(records)}}
+    columns = {"#": numbers(number for number, _ in numbered)}
+    columns |= {one.name: one for one in tables.trial_columns(records)}
     rows = [place for place, record in enumerate(records) if any(record is one for one in marked)]
     return table(f"{len(records)} trials ({sources}); memory of the worst rank{times}", columns, rows)
 
@@ -206,7 +189,7 @@ def _reasons(numbered: Sequence[tuple[int, TrialRecord]]) -> list[Block]:
     ]
     columns = {
         "#": numbers(number for number, _, _ in found),
-        "outcome": words(outcome_text(record) for _, record, _ in found),
+        "outcome": words(tables.outcome_text(record) for _, record, _ in found),
         "reason": words(reason for _, _, reason in found),
     }
     title = "Why trials failed, or are suspect"
@@ -236,17 +219,14 @@ def _of_slide(slide: Slide) -> list[Bars]:
 def _notes(sweep: SweepFolder) -> list[Block]:
     reasons = [record.reason or UNKNOWN for record in sweep.records if record.outcome is Outcome.SKIPPED]
     notes = [f"Skipped {reasons.count(reason)}: {reason}" for reason in dict.fromkeys(reasons)]
-    if any(disagrees(record) for record in sweep.records):
+    if any(tables.disagrees(record) for record in sweep.records):
         notes.append("* by the profiler; steps without communication save another part of the step, by over 10 points.")
     return list(map(Text, notes))
 
 
 def _conditions(sweep: SweepFolder) -> Section:
     records = sweep.records
-    try:
-        machine = from_json((sweep.home / "machine.json").read_bytes(), Machine)
-    except (OSError, msgspec.DecodeError):
-        machine = None
+    machine = from_file(sweep.home / "machine.json", Machine)
     times = sorted(record.started_at for record in records)
     facts = [("sweep", sweep.name), *_machine_facts(machine)]
     facts += [("first trial", times[0]), ("last trial", times[-1])] if times else []

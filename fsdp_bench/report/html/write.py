@@ -5,8 +5,6 @@ are as wide as the screen and their letters keep their size. Lines and areas are
 that is stretched over the chart; words are HTML over it.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Sequence
@@ -26,9 +24,8 @@ from fsdp_bench.report.charts.axis import Axis
 from fsdp_bench.report.charts.colors import PALETTE, Style
 from fsdp_bench.report.charts.description import Area, Line, Plot
 from fsdp_bench.report.html.blocks import Page
-from fsdp_bench.report.html.max_size import max_size_page
 from fsdp_bench.report.html.plan import plan_page
-from fsdp_bench.report.html.prediction import prediction_page
+from fsdp_bench.report.html.prediction import max_size_page, prediction_page
 from fsdp_bench.spec.calibration_profile import Profile
 from fsdp_bench.spec.codec import from_builtins
 from fsdp_bench.spec.errors import ResultsError, SpecError, printable, shown
@@ -74,6 +71,7 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     made.globals |= {"looks": looks, "line_path": line_path, "area_path": area_path, "boxes": boxes, "signs": SIGNS}
+    made.globals["kind_of"] = lambda block: type(block).__name__
     return made
 
 

@@ -25,7 +25,8 @@ def print_frontier(record: FrontierRecord, console: Console) -> None:
     table = list(frontier_columns(record).values())
     reasons = Counter(cell.reason for cell in record.cells if cell.status == "skipped").most_common(MOST_REASONS)
     skipped = [f"skipped {count}: {reason}" for reason, count in reasons]
-    terminal.note_lines(console, [summary(record), "", _title(record), *table_lines(table, console.width), *skipped])
+    title = f"largest that fits ({record.source}) on {record.machine}: {memory_text(record)}"
+    terminal.note_lines(console, [summary(record), "", title, *table_lines(table, console.width), *skipped])
 
 
 def frontier_columns(record: FrontierRecord) -> dict[str, Column]:
@@ -55,10 +56,6 @@ def _values(cells: Sequence[FrontierCell], name: str) -> Column:
         for cell, one in zip(cells, known, strict=True)
     )
     return Column("", tuple(texts), is_number=True, values=tuple(one.fits if one else None for one in known))
-
-
-def _title(record: FrontierRecord) -> str:
-    return f"largest that fits ({record.source}) on {record.machine}: {memory_text(record)}"
 
 
 def memory_text(record: FrontierRecord) -> str:

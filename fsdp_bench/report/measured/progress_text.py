@@ -1,7 +1,5 @@
 """Trials, searches and the progress of a sweep as text: while it runs, for ``sweep --list`` and for ``status``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from fsdp_bench.report.text.common import UNKNOWN

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fsdp_bench.report import terminal
 from fsdp_bench.report.charts.trial_facts import facts, phrase
-from fsdp_bench.report.table import Column, table_columns, table_lines
+from fsdp_bench.report.table import Column, numbers, table_lines, titled, words
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.speed import step_text
 from fsdp_bench.spec.calibration_profile import Profile
@@ -278,8 +278,6 @@ def _seconds(value: float | None) -> str:
     return UNKNOWN if value is None else format_seconds(value)
 
 
-KIND_HEADERS = ("kind", "calls", "bytes", "ranks", "seconds", "bus bandwidth")
-
 LEGEND = (
     "exposed: time in which a collective ran and no compute did; by the profiler, with its part of the profiled step,"
     " and by difference: the step less the same step where collectives end at once; ! where the parts are more than 10"
@@ -296,20 +294,17 @@ def print_communication(records: list[TrialRecord], console: Console) -> None:
     measured = [record for record in records if record.outcome is Outcome.OK]
     lines = []
     for record, label in zip(measured, trial_labels(measured), strict=True):
-        rows = [
-            [
-                kind.kind,
-                str(kind.calls),
-                format_gib(kind.message_bytes),
-                UNKNOWN if kind.group_size is None else str(kind.group_size),
-                _seconds(kind.seconds),
-                UNKNOWN if (bandwidth := kind.bus_bandwidth) is None else f"{bandwidth / 1e9:.3g} GB/s",
-            ]
-            for kind in kinds_of(record)
-        ]
-        lines += [f"{label}: {_trial_text(record)}"]
-        lines += table_lines(table_columns(KIND_HEADERS, rows, KIND_HEADERS[1:]), console.width, 2) if rows else []
-        lines += [""]
+        kinds = kinds_of(record)
+        columns = {
+            "kind": words(one.kind for one in kinds),
+            "calls": numbers(one.calls for one in kinds),
+            "bytes": numbers((one.message_bytes for one in kinds), format_gib),
+            "ranks": numbers(one.group_size for one in kinds),
+            "seconds": numbers((one.seconds for one in kinds), format_seconds),
+            "bus bandwidth": numbers((one.bus_bandwidth for one in kinds), lambda rate: f"{rate / 1e9:.3g} GB/s"),
+        }
+        table = table_lines(titled(columns), console.width, 2) if kinds else []
+        lines += [f"{label}: {_trial_text(record)}", *table, ""]
     ranks = [rank for record in measured for rank in record.ranks]
     failures = {rank.without_communication_failure for rank in ranks if rank.without_communication_failure}
     lines += [*LEGEND, *(f"steps without communication failed: {failure}" for failure in sorted(failures))]

@@ -1,7 +1,5 @@
 """A GPU and a server as the TOML of a file for ``--catalog``. Facts that are unknown are there as comments."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator
 from importlib import resources

@@ -1,7 +1,5 @@
 """A check as Markdown, for a terminal, a job's summary or a comment: the answer, a row for each recipe, what grew."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from fsdp_bench.plan.check import CheckResult, CheckRow
@@ -98,15 +96,12 @@ def _details(row: CheckRow) -> list[str]:
         held = (now.memory.lines_at_peak or ())[:MOST_LINES]
         lines += [_line(line_name(one.line, one.user_line), format_gib(one.num_bytes), one.line) for one in held]
     for one in comparison.fields if comparison is not None else ():
-        lines.append(_escaped(f"- {spaced(one.name)}: {_value(one.a)} in the baseline, {_value(one.b)} now"))
+        old, new = value_text("", one.a), value_text("", one.b)
+        lines.append(_escaped(f"- {spaced(one.name)}: {old} in the baseline, {new} now"))
     if row.status is Status.CRASHED and now.failure is not None:
         traceback = now.failure.traceback.rstrip().replace("```", "'''").splitlines()[-TRACEBACK_LINES:]
         lines += ["```", *map(printable, traceback), "```"]
     return ["", f"#### {_escaped(row.name)}", "", *lines] if lines else []
-
-
-def _value(value: object) -> str:
-    return value_text("", value)
 
 
 def _line(name: str, size: str, line: SourceLine | None) -> str:

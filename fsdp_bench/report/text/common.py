@@ -1,7 +1,5 @@
 """Text that several modules share: unknown values, NCCL's memory, exported files, lines of a fact."""
 
-from __future__ import annotations
-
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

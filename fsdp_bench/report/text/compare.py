@@ -1,7 +1,5 @@
 """A comparison as text: the answer first, then what differs in the setup, in bytes, in milliseconds, and why."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
@@ -103,7 +101,9 @@ def comparison_text(found: Comparison) -> str:
     """Return a comparison as text; the first line is the answer."""
     if found.is_equal:
         return "\n".join([answer(found), "", *_sides(found)])
-    lines = [answer(found), "", *_sides(found), *_fields(found), "", *_peaks(found)]
+    rows = [[spaced(one.name), value_text("", one.a), value_text("", one.b)] for one in found.known_fields]
+    fields = table_lines(table_columns(["differs", "A", "B"], rows)) if rows else ["no field of the setup differs"]
+    lines = [answer(found), "", *_sides(found), "", *fields, "", *_peaks(found)]
     if found.categories is not None and any(one.difference for one in found.categories):
         total = sum(one.difference for one in found.categories)
         lines += ["", f"at the peak, {signed_size(total)}", *_bytes_table(found.categories)]
@@ -121,14 +121,6 @@ def _sides(found: Comparison) -> list[str]:
         lines.append(fact(name, f"{side.name} ({side.reached}): {side.model}, {setup_line(side.setup)}{stopped}"))
         lines.append(fact("", f"peak in {place}"))
     return lines
-
-
-def _fields(found: Comparison) -> list[str]:
-    rows = [[spaced(one.name), value_text("", one.a), value_text("", one.b)] for one in found.known_fields]
-    return [
-        "",
-        *(table_lines(table_columns(["differs", "A", "B"], rows)) if rows else ["no field of the setup differs"]),
-    ]
 
 
 def _peaks(found: Comparison) -> list[str]:

@@ -1,7 +1,5 @@
 """Two rehearsals compared, as text: the answer, bytes by line, milliseconds by operator; and a gate's line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from fsdp_bench.plan.compare.difference import Difference
@@ -132,12 +130,9 @@ def peak_moves(found: ScriptComparison) -> str | None:
 
 
 def _text(one: LineDifference) -> str:
-    text, before = (_cut(line.text) if line else "" for line in (one.line, one.before))
+    texts = (line.text if line else "" for line in (one.line, one.before))
+    text, before = (each if len(each) <= LONGEST_LINE else f"{each[:LONGEST_LINE]}..." for each in texts)
     return text if before in ("", text) else f"{text} (was {before})"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST_LINE else f"{text[:LONGEST_LINE]}..."
 
 
 def _more(differences: Sequence[Difference], what: str, text: Callable[[float], str]) -> list[str]:
@@ -154,6 +149,11 @@ def gate_line(gate: Gate) -> str:
         return "no baseline"
     if gate.now.found.fits is False:
         return f"{state(gate.now.found)}; so does the baseline"
-    peaks = [f"{signed_size(one.difference)} {one.name}" for one in gate.grown or comparison.peaks[:1]]
-    grown = [f"{one.name} {signed_size(one.difference)}" for one in comparison.lines if one.difference > 0][:1]
-    return f"peak {', '.join(peaks + grown * bool(gate.grown))}; limit {gate.limit}"
+    peaks = [
+        f"{signed_size(one.difference)} {one.name}" if one.difference else f"{one.name} as before"
+        for one in gate.grown or comparison.peaks[:1]
+    ]
+    grown = [one for one in comparison.lines if one.difference > 0 and gate.grown]
+    grown = grown[: 2 if grown and grown[0].line is None else 1]  # a line of the script beside autograd, which has none
+    named = [f"{one.name} {signed_size(one.difference)}" for one in grown]
+    return f"peak {', '.join(peaks + named)}; limit {gate.limit}"

@@ -3,8 +3,6 @@
 The terminal and pages have a line for each, pictures have them below the chart.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 
 from fsdp_bench.plan.document import AnswerDocument, HardwareDocument, ModelDocument

@@ -1,7 +1,5 @@
 """Dry runs as text: live bytes of PyTorch's own code, and whether the setup fits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from fsdp_bench.plan.dry_run import DryRun

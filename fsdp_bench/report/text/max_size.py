@@ -1,9 +1,9 @@
 """The results of max-size as text: the answer first, then a row for each setting; pages have the same."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from importlib import resources
+
+import msgspec
 
 from fsdp_bench.plan.document import AnswerDocument
 from fsdp_bench.plan.max_size import (
@@ -29,12 +29,9 @@ from fsdp_bench.spec.setup import Loss, Offload
 from fsdp_bench.spec.units import format_count, format_gib
 
 
-@dataclass(frozen=True)
-class QuantityText:
+class QuantityText(msgspec.Struct, frozen=True):
     """The names of one quantity."""
 
-    option: str
-    """The value of ``--of`` on the command line."""
     title: str
     """The title of a chart, and the beginning of an answer."""
     axes: tuple[tuple[float, str], ...]
@@ -45,43 +42,8 @@ class QuantityText:
     """The smallest value as a phrase, with placeholders ``{model}`` and ``{value}``."""
 
 
-QUANTITY_TEXTS = {
-    "num_parameters": QuantityText(
-        "params",
-        "Largest model that fits",
-        ((1e9, "largest model that fits, billion parameters"), (1e6, "largest model that fits, million parameters")),
-        "parameters",
-        "the smallest model, {model},",
-    ),
-    "num_hidden_layers": QuantityText(
-        "num_hidden_layers",
-        "Deepest model that fits",
-        ((1.0, "most layers that fit"),),
-        "layers",
-        "one layer of {model}",
-    ),
-    "micro_batch_size": QuantityText(
-        "micro_batch_size",
-        "Largest batch per GPU that fits",
-        ((1.0, "largest batch per GPU that fits, sequences"),),
-        "sequences per GPU",
-        "a batch of 1 of {model}",
-    ),
-    "sequence_length": QuantityText(
-        "sequence_length",
-        "Longest sequence that fits",
-        ((1.0, "longest sequence that fits, tokens"),),
-        "tokens",
-        "a sequence of {value} tokens of {model}",
-    ),
-    "world_size": QuantityText(
-        "gpus",
-        "Fewest GPUs on which it fits",
-        ((1.0, "fewest GPUs on which it fits"),),
-        "GPUs",
-        "{model} on {value} GPUs",
-    ),
-}
+_FILE = resources.files(__package__).joinpath("quantities.toml")
+QUANTITY_TEXTS = msgspec.toml.decode(_FILE.read_bytes(), type=dict[str, QuantityText])
 """Texts by the name of the quantity, which is a field of ModelShape or TrainSetup."""
 
 
@@ -275,7 +237,9 @@ def _unanswered(result: HardwareResult) -> list[str]:
 
 def nothing_fits_lines(found: NothingFits, several: bool) -> list[str]:
     """Return the answer as one line, then one line for each change that would help or would not."""
-    lines = [nothing_fits_sentence(found) + (f" ({_where(found)})" if several else "")]
+    question = found.prediction.question
+    nearest = f"{question.hardware.name if question.hardware else ''}, {title(question.values, ['checkpointing'])}"
+    lines = [nothing_fits_sentence(found) + (f" (nearest: {nearest})" if several else "")]
     lines += assumed_lines(found.cell.shown.assumptions)
     if found.cell.runs_value is not None:
         runs = value_text(found.cell.quantity.name, found.cell.runs_value)
@@ -307,10 +271,3 @@ def nothing_fits_sentence(found: NothingFits) -> str:
     phase = prediction.memory.peak_phase
     mostly = prediction.largest_category.replace("_", " ")
     return f"nothing fits: {smallest} needs {need} of {has} in phase {phase}, mostly {mostly} (predicted)"
-
-
-def _where(found: NothingFits) -> str:
-    question = found.prediction.question
-    return (
-        f"nearest: {question.hardware.name if question.hardware else ''}, {title(question.values, ['checkpointing'])}"
-    )

@@ -3,14 +3,13 @@
 The terminal and the page print durations, prices, speed and code the same.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from datetime import date
 from typing import NamedTuple
 
-from fsdp_bench.plan.purchase.document import OfferDocument, OfferKey, PlanDocument, ServerDocument
+from fsdp_bench.plan.purchase.document import PlanDocument, ServerDocument
+from fsdp_bench.plan.purchase.offer import OfferDocument, OfferKey
 from fsdp_bench.plan.setup_text import SIZES, setup_line
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.text.common import UNKNOWN, assumed_lines, fact

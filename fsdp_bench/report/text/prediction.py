@@ -1,7 +1,5 @@
 """One prediction as text: the answer first, then the peak's place and its breakdown."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from fsdp_bench.plan.estimate import Verdict

@@ -3,8 +3,6 @@
 The fastest is the one that trains the most tokens a second per GPU: steps may be of different tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from math import inf
 from typing import Any

@@ -1,21 +1,21 @@
 """A rehearsal as text: whether the script fits, where it peaks, and what is not to be trusted."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.rehearsal import Rehearsal, WhyUnknown, worst_of
 from fsdp_bench.plan.rehearsed_time.answer import PartTime, RehearsedTime
 from fsdp_bench.rates.collectives import KINDS
-from fsdp_bench.report.table import table_columns, table_lines
+from fsdp_bench.report.table import Column, numbers, table_columns, table_lines, titled, words
 from fsdp_bench.report.text.common import UNKNOWN, Fact, communicators_fact, fact
 from fsdp_bench.report.text.speed import PCIE_IS_UNCERTAIN, beside_operators, step_facts, step_text
 from fsdp_bench.simulate.events import Stream
 from fsdp_bench.spec.subprocesses.rehearsal import (
     HeldLine,
+    PhasePeaks,
     RehearsalOutcome,
     RehearsalReport,
     ScriptFailure,
@@ -35,15 +35,18 @@ def time_lines(found: Rehearsal) -> list[str]:
     lines, time = [fact(*one) for one in time_facts(found)], found.time
     if time is None:
         return lines
-    # what takes the time; collectives and operators may run at the same time
-    rows = [[part_name(part), part.kind, str(part.count), step_text(part.seconds)] for part in time.parts[:MOST_PARTS]]
-    header = [f"in step {time.step}", "kind", "times", "takes"]
-    return [*lines, "", *table_lines(table_columns(header, rows, {"times", "takes"}))]
+    columns = part_columns(time.parts[:MOST_PARTS], f"in step {time.step}")
+    return [*lines, "", *table_lines(titled(columns))]
 
 
-def part_name(part: PartTime) -> str:
-    """Return the name of work."""
-    return _COPIES.get(part.name, part.name)
+def part_columns(parts: Sequence[PartTime], header: str) -> dict[str, Column]:
+    """Return the columns of what takes the time; collectives and operators may run at the same time."""
+    return {
+        header: words(_COPIES.get(part.name, part.name) for part in parts),
+        "kind": words(part.kind for part in parts),
+        "times": numbers(part.count for part in parts),
+        "takes": numbers((part.seconds for part in parts), step_text),
+    }
 
 
 def time_facts(found: Rehearsal) -> list[Fact]:
@@ -75,12 +78,6 @@ def time_facts(found: Rehearsal) -> list[Fact]:
     return [*facts, ("", f"{rates}. The script never ran on a GPU; the time of its Python is assumed")]
 
 
-def step_cell(found: Rehearsal) -> str:
-    """Return the step time for a table of several ranks."""
-    time = found.time
-    return UNKNOWN if time is None or time.time.step_seconds is None else step_text(time.time.step_seconds)
-
-
 def _unknown_facts(time: RehearsedTime, found: Rehearsal) -> list[Fact]:
     names = [f"{name}, {count} {'time' if count == 1 else 'times'}" for name, count in time.unknown.items()]
     more = [f"and {len(names) - MOST_UNKNOWN} more (--json)"] if len(names) > MOST_UNKNOWN else []
@@ -88,10 +85,7 @@ def _unknown_facts(time: RehearsedTime, found: Rehearsal) -> list[Fact]:
     why = "as nobody documents how long some of it takes"
     if len(time.waits_for) == len(time.unknown):
         why = "as it depends on pipeline stages that were not rehearsed"
-    facts = [
-        ("step time", f"{UNKNOWN}, {why}{least}"),
-        ("", f"{UNKNOWN}: {'; '.join([*names[:MOST_UNKNOWN], *more])}"),
-    ]
+    facts = [("step time", f"{UNKNOWN}, {why}{least}"), ("", f"{UNKNOWN}: {'; '.join([*names[:MOST_UNKNOWN], *more])}")]
     if time.waits_for:
         facts.append(("", f"--ranks stages runs one rank of each stage: {','.join(map(str, time.stages))}"))
     needs_links = any(name.partition(" ")[0] in (*KINDS, *_COPIES) for name in time.unknown)
@@ -198,11 +192,17 @@ def report_text(found: Rehearsal) -> str:
     """Return one rehearsal as text; the first line is the answer."""
     report = found.report
     lines = [verdict_line(found), "", report.sentence, *(fact(*one) for one in condition_facts(found)), ""]
-    lines += _steps_table(found)
+    steps = step_columns(found)
+    if steps["step"].cells:
+        steps["step"] = replace(steps["step"], is_number=True)
+        lines += ["peak allocated by phase", *table_lines(titled(steps))]
     if found.asks_time:
         lines += ["", *time_lines(found)]
     if report.lines_at_peak:
-        lines += ["", *_held_table(report.lines_at_peak)]
+        shown = report.lines_at_peak[:MOST_LINES]
+        rows = [[format_gib(one.num_bytes), str(one.num_tensors), *held_by(one)] for one in shown]
+        header = ["size", "tensors", "held at the peak by", "called from"]
+        lines += ["", *table_lines(table_columns(header, rows, {"size", "tensors"}, ["called from"]))]
     elif report.lines_at_peak is None and report.peak is not None:
         lines += [
             "",
@@ -253,45 +253,30 @@ def condition_facts(found: Rehearsal) -> list[Fact]:
 PHASES = ("load", "forward", "backward", "optimizer")
 
 
-def step_peaks(found: Rehearsal) -> list[tuple[str, list[int | None], int]]:
-    """Return each step's name, its allocated bytes in each of PHASES, and its reserved bytes.
+def step_columns(found: Rehearsal) -> dict[str, Column]:
+    """Return the columns of a table of steps: allocated bytes in each of PHASES, and reserved bytes; no cells of none.
 
     The last step is there if it was completed, or if the script did not come to an end.
     """
-    report, peaks = found.report, []
+    report, steps = found.report, list[tuple[str, list[PhasePeaks]]]()
     is_cut = report.outcome not in (RehearsalOutcome.STOPPED, RehearsalOutcome.ENDED)
-    for step, of_step in groupby(report.spans, key=lambda span: span.step):
-        if step > report.num_steps and not (is_cut or report.num_steps == 0):
-            continue
-        spans = list(of_step)
-        sizes = [[span.allocated_bytes for span in spans if span.phase == phase] for phase in PHASES]
-        name = str(step) if step <= report.num_steps else f"{step}, not completed"
-        allocated = [max(size, default=None) for size in sizes]
-        peaks.append((name, allocated, max(span.reserved_bytes for span in spans)))
-    return peaks
-
-
-def _steps_table(found: Rehearsal) -> list[str]:
-    rows = [
-        [name, *("-" if size is None else format_gib(size) for size in allocated), format_gib(reserved)]
-        for name, allocated, reserved in step_peaks(found)
-    ]
-    if not rows:
-        return []
-    header = ["step", *PHASES, "reserved"]
-    return ["peak allocated by phase", *table_lines(table_columns(header, rows, set(header)))]
+    for step, spans in groupby(report.spans, key=lambda span: span.step):
+        if step <= report.num_steps:
+            steps.append((str(step), list(spans)))
+        elif is_cut or report.num_steps == 0:
+            steps.append((f"{step}, not completed", list(spans)))
+    columns = {"step": words(name for name, _ in steps)}
+    for phase in PHASES:
+        sizes = [[span.allocated_bytes for span in spans if span.phase == phase] for _, spans in steps]
+        columns[phase] = numbers((max(own, default=None) for own in sizes), format_gib, "-")
+    columns["reserved"] = numbers((max(span.reserved_bytes for span in spans) for _, spans in steps), format_gib)
+    return columns
 
 
 def held_by(one: HeldLine) -> tuple[str, str]:
     """Return the line that holds memory, and the user's own line that called it; empty if that is the same one."""
     line = place(one.line) if one.line else "backward, by autograd"
     return line, place(one.user_line) if one.user_line and one.user_line != one.line else ""
-
-
-def _held_table(held: Sequence[HeldLine]) -> list[str]:
-    rows = [[format_gib(one.num_bytes), str(one.num_tensors), *held_by(one)] for one in held[:MOST_LINES]]
-    header = ["size", "tensors", "held at the peak by", "called from"]
-    return table_lines(table_columns(header, rows, {"size", "tensors"}, ["called from"]))
 
 
 def what_would_help(found: Rehearsal) -> list[str]:
@@ -337,18 +322,20 @@ def read_lines(report: RehearsalReport) -> list[str]:
 
 def several(found: Sequence[Rehearsal]) -> str:
     """Return the rehearsals of several ranks: the worst first, then a row for each."""
-    worst = worst_of(found)
-    rows = [
-        [
-            str(one.report.rank),
-            format_gib(one.report.peak.allocated_bytes) if one.report.peak else UNKNOWN,
-            format_gib(one.report.peak_reserved_bytes),
-            one.verdict.text if one.verdict else UNKNOWN,
-            *([step_cell(one)] if one.asks_time else []),
-        ]
-        for one in found
-    ]
-    header = ["rank", "allocated", "reserved", "fits", *(["step time"] if worst.asks_time else [])]
-    table = table_lines(table_columns(header, rows, {*header[:3], "step time"}))
+    worst, table = worst_of(found), table_lines(titled(rank_columns(found)))
     times = ["", *time_lines(worst)] if worst.time is not None and worst.time.stages else []
     return "\n".join([f"rank {worst.report.rank} decides: {verdict_line(worst)}", "", *table, *times])
+
+
+def rank_columns(found: Sequence[Rehearsal]) -> dict[str, Column]:
+    """Return the columns of a table of ranks: their peaks, whether they fit, and their step times where asked for."""
+    peaks, times = [one.report.peak for one in found], [one.time for one in found]
+    columns = {
+        "rank": numbers(one.report.rank for one in found),
+        "allocated": numbers((one.allocated_bytes if one else None for one in peaks), format_gib),
+        "reserved": numbers((one.report.peak_reserved_bytes for one in found), format_gib),
+        "fits": words(one.verdict.text if one.verdict else UNKNOWN for one in found),
+    }
+    if found[0].asks_time:
+        columns["step time"] = numbers((one.time.step_seconds if one else None for one in times), step_text)
+    return columns

@@ -1,7 +1,5 @@
 """A predicted step time as text: exposed communication, tokens per second and the source of the rates."""
 
-from __future__ import annotations
-
 from fsdp_bench.plan.ranges import LONGER_OVER_PCIE, Range
 from fsdp_bench.plan.speed import Speed
 from fsdp_bench.replay.schedule import StepTime
@@ -32,10 +30,12 @@ def step_facts(found: Speed, sources: str, without_tokens: str = "not trained on
     seconds = found.time.step_seconds
     assert seconds is not None
     rates = f"{throughput_text(found, without_tokens)}, MFU {percent(found.mfu)}, HFU {percent(found.hfu)}"
+    ordered = sorted(found.time.parts.items(), key=lambda part: -part[1])  # they add up to the step
+    parts = [f"{PART_LABELS[part]} {step_text(seconds)}" for part, seconds in ordered if seconds >= _PRINTED]
     return [
         ("step time", f"{step_text(seconds)}, {rates} ({sources})"),
         ("range", range_text(found.range, seconds)),
-        ("of it", parts_text(found.time)),
+        ("of it", ", ".join(parts)),
     ]
 
 
@@ -73,12 +73,6 @@ def range_text(span: Range | None, step_seconds: float) -> str:
         return f"{UNKNOWN}: no published run of such a setup on such a GPU was ever compared"
     shortest, longest = span.step_seconds(step_seconds)
     return f"{step_text(shortest)} to {step_text(longest)}: {span.because}"
-
-
-def parts_text(time: StepTime) -> str:
-    """Return the parts that the step consists of, the largest first; they add up to the step."""
-    parts = sorted(time.parts.items(), key=lambda part: -part[1])
-    return ", ".join(f"{PART_LABELS[part]} {step_text(seconds)}" for part, seconds in parts if seconds >= _PRINTED)
 
 
 def throughput_text(found: Speed, without_tokens: str = "not trained on tokens") -> str:

@@ -1,7 +1,5 @@
 """A compiled block: one node of the graph, whose forward and backward allocate what Inductor's code allocates."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -184,9 +182,7 @@ class CompiledBlock:
                     tune(self._op, step.copies, saves_memory=self._op.tape.in_backward)
                     step.is_done = True
                 continue
-            if step.event is not None:
-                self._op.tape.events.append(step.event)
-            step.allocate(storages, self._op, category)
+            step.issue(storages, self._op, category)
 
 
 def _whole(storage: Storage | None) -> Tensor:

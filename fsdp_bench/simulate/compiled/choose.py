@@ -1,7 +1,5 @@
 """The compiled code that a setup runs, and why a setup is predicted for eager instead."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import reduce
 from typing import Any, NamedTuple

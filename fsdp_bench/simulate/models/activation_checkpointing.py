@@ -7,11 +7,8 @@ of computing them. Every operator that a policy can name (spec/checkpointing_pol
 ``Operators.saved_output``.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -87,17 +84,12 @@ class _Holder(msgspec.Struct, eq=False, weakref=True):
     recomputed: Tensor | None = None
 
 
-@lru_cache(maxsize=64)
-def _dispatched(policy: CheckpointingPolicy) -> frozenset[str]:
-    """Return the operators that are saved, by the dispatcher's names."""
-    return frozenset(name.replace(".", "::", 1) for name in policy.saved)
-
-
 class _Kept:
     """The outputs that selective checkpointing keeps (_CachingTorchDispatchMode), then hands out (_Cached...)."""
 
     def __init__(self, policy: CheckpointingPolicy) -> None:
-        self._names = _dispatched(policy)
+        self._names = {name.replace(".", "::", 1) for name in policy.saved}
+        """Those of the dispatcher."""
         self._outputs: list[Tensor | None] = []
         self._next = -1
         """Negative while the first forward fills."""

@@ -1,7 +1,5 @@
 """Builds the simulated form of a model: a benchmark model, or a recorded one; checkpoints its blocks."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from msgspec.structs import replace
@@ -34,7 +32,8 @@ def build(op: Operators, model: Model, setup: TrainSetup, num_blocks: int) -> Si
             setup.micro_batch_size,
             setup.sequence_length,
             op.kernels,
-            _loss_to_bind(setup.loss),
+            # All kinds that are computed on logits have one program.
+            setup.loss if setup.loss is Loss.PLAIN or setup.loss.includes_head else Loss.CHUNKED,
             setup.reentrant is not Reentrant.NO and model.has_frozen_parameters,
         )
         built = RecordedTransformer(op, program, num_blocks, model.num_blocks - num_blocks)
@@ -87,11 +86,6 @@ def _program(
         raise SpecError(reason)
     variant = model.code.variant(kind, batch == 1)
     return bind(model, variant, batch, length, kernels, loss, inputs_need_grad)
-
-
-def _loss_to_bind(loss: Loss) -> Loss:
-    """Return one kind for all that are computed on logits, as they have one program."""
-    return loss if loss is Loss.PLAIN or loss.includes_head else Loss.CHUNKED
 
 
 def checkpointed_blocks(model: SimulatedModel, setup: TrainSetup) -> list[Module]:

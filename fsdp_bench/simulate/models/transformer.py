@@ -3,8 +3,6 @@
 A module's forward holds what its twin in train/ holds, and for as long: who reads one can read the other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from itertools import chain
@@ -99,7 +97,7 @@ class Module:
         self.children.append(module)
         return module
 
-    def all_modules(self) -> Iterator[Module]:
+    def all_modules(self) -> "Iterator[Module]":
         """Yield this module and all below it, parents first (nn.Module.modules)."""
         yield self
         for child in self.children:

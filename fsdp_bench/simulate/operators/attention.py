@@ -7,14 +7,12 @@ return a random state even without dropout: flash attention's is on the GPU, the
 is no flash attention: fp16 without grouped keys takes the memory-efficient one, the rest unfused_attention.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 
 import msgspec
 
-from fsdp_bench.simulate.autograd import Gradients
+from fsdp_bench.simulate.autograd import Backward, Gradients
 from fsdp_bench.simulate.operators.core import Operators, Saved
 from fsdp_bench.simulate.operators.kernel_workspaces import workspace_of
 from fsdp_bench.simulate.operators.kernels import FP32
@@ -70,13 +68,17 @@ def split_heads(op: Operators, x: Tensor, heads: Heads, is_query: bool) -> Tenso
         return x  # of one head, one number or one token both orders are the same
     if not op.kernels.is_cuda or not (comes_by_head or is_repeated):
         return x
-    numel = x.numel
+    return op.record(x.detach(), [x], [], _copied_gradient(op, "aten::clone", x.numel))
+
+
+def _copied_gradient(op: Operators, name: str, numel: int) -> Backward:
+    """Return a backward that copies the gradient into a tensor of so many elements."""
 
     def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
-        op.run("aten::clone", gradients[0], gradients[0])
-        return (op.temporary(numel, gradients[0].itemsize, "aten::clone"),)
+        op.run(name, gradients[0], gradients[0])
+        return (op.temporary(numel, gradients[0].itemsize, name),)
 
-    return op.record(x.detach(), [x], [], backward)
+    return backward
 
 
 def merge_heads(op: Operators, x: Tensor, heads: Heads) -> Tensor:
@@ -92,11 +94,7 @@ def merge_heads(op: Operators, x: Tensor, heads: Heads) -> Tensor:
         return op.record(op.like(x, "aten::clone"), [x], [], lambda _saved, gradients: (gradients[0],))
     if padded == numel:
         return x
-
-    def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
-        op.run("aten::slice_backward", gradients[0], gradients[0])
-        return (op.temporary(padded, gradients[0].itemsize, "aten::slice_backward"),)
-
+    backward = _copied_gradient(op, "aten::slice_backward", padded)
     if heads.count == tokens == 1:  # a single row
         return op.record(Tensor(x.storage, numel, x.itemsize), [x], [], backward)
     op.run("aten::clone", x, x)
@@ -206,12 +204,6 @@ def _heads_of(op: Operators, heads: Heads, itemsize: int) -> tuple[int, int, int
 
 def _pad(op: Operators, x: Tensor, numel: int) -> Tensor:
     """aten::constant_pad_nd; its gradient is a copy of the part that was not padding."""
-    before = x.numel
-
-    def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
-        op.run("aten::constant_pad_nd", gradients[0], gradients[0])
-        return (op.temporary(before, gradients[0].itemsize, "aten::constant_pad_nd"),)
-
     out = op.like(x, "aten::constant_pad_nd", numel)
     op.run("aten::constant_pad_nd", x, out)
-    return op.record(out, [x], [], backward)
+    return op.record(out, [x], [], _copied_gradient(op, "aten::constant_pad_nd", x.numel))

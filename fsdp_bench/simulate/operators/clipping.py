@@ -1,7 +1,5 @@
 """Gradient clipping as train/step.py does it: the few small tensors that norms need."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from fsdp_bench.simulate.events import Category

@@ -4,8 +4,6 @@ One method for each operator of torch, as the dispatcher sees it; the docstring 
 elements, ``itemsize`` bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

@@ -2,11 +2,8 @@
 
 Read from PyTorch's source (aten/src/ATen, main between 2.10 and 2.13), and from its memory history on the stand-in for
 NVIDIA's libraries (tests/on_stand_in/rehearse/test_workspaces.py). Not modelled, because small or not documented:
-partial sums of norms' weight gradients, sorting's scratch. cuBLAS's workspace, which stays, is in
-kernels.py:cublas_workspace.
+partial sums of norms' weight gradients, sorting's scratch.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Sequence
@@ -315,26 +312,22 @@ def workspace_of(
 def _of_attention(
     name: str, dims: tuple[int, ...], itemsize: int, kernels: Kernels, results: tuple[int, ...]
 ) -> Workspace:
+    batch, heads, groups, length, keys, head_dim, _is_causal, *copies = dims
     if name in (f"{_ATTENTION}flash_attention", _FLASH_ATTN):
-        batch, heads, _, length, _, head_dim, _ = dims
         inside = flash_forward_workspace(batch, heads, length, head_dim, kernels.num_multiprocessors)
         return Workspace(after_second=tuple(inside))
     if name == f"{_ATTENTION}flash_attention_backward":
-        batch, heads, groups, length, _, head_dim, _, *copies = dims
         copied = (batch * heads * length * head_dim * itemsize,) * sum(copies)
         inside = flash_backward_workspace(batch, heads, length, head_dim, heads // groups)
         return Workspace(before=copied, after=tuple(inside))
     if name == f"{_FLASH_ATTN}_backward":  # softmax_d is its result
-        batch, heads, groups, length, _, head_dim, _ = dims
         return Workspace(after=tuple(flash_backward_workspace(batch, heads, length, head_dim, heads // groups)[1:]))
     if name == f"{_ATTENTION}efficient_attention":
-        batch, heads, _, length, _, head_dim, _ = dims
         numel = results[0] // itemsize
         widths = head_dim, numel // (batch * heads * length)
         return Workspace(after_second=tuple(efficient_forward_workspace(numel, widths, itemsize)))
     if name == f"{_ATTENTION}efficient_attention_backward":
         # _efficient_attention_backward: each row's sum of grad_out * out, and what it adds up gradients in
-        batch, heads, _, length, keys, head_dim, _ = dims
         values_dim = results[2] // (batch * heads * keys * itemsize) if len(results) > 2 else head_dim
         size = batch, heads, length, keys, (head_dim, values_dim), itemsize
         sums = row_sums(batch, heads, length, values_dim, itemsize)

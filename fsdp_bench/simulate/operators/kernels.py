@@ -4,13 +4,12 @@ Memory that CUDA's kernels allocate beside their results is in kernel_workspaces
 ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
+from fsdp_bench.simulate.operators.cublas_workspace import cublas_workspace
 from fsdp_bench.spec.hardware import FIRST_WITH_FLASH_ATTENTION, Gpu
 from fsdp_bench.spec.setup import Precision
 
@@ -105,22 +104,6 @@ CPU_GLOO = Kernels("cpu", observed=True, gloo=True, mesh=True)
 CPU_EMULATED = Kernels("cpu", observed=True, mesh=True)
 """Rank 0 of a world alone: real tensors, and no messages to copy."""
 CUDA_OBSERVED = Kernels("cuda", observed=True)
-
-
-def cublas_workspace(gpu: str | None) -> int:
-    """Return cuBLAS's workspace of one thread and stream (aten/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize).
-
-    32 MiB on Hopper, else 8.125 MiB; 32 MiB with ROCm, 128 MiB on gfx94x and gfx95x (MI300, MI355).
-    """
-    if gpu is not None and gpu.startswith(("H100", "H20", "H800", "GH200")):
-        return 4096 * 8 * 1024
-    if gpu is not None and gpu.startswith(("MI300", "MI355")):
-        return 1024 * 128 * 1024
-    if gpu is not None and gpu.startswith("MI"):
-        return 1024 * 32 * 1024
-    return 4096 * 1024 * 2 + 16 * 1024 * 8
-
-
 CUDA = Kernels("cuda", observed=False, cublas_workspace_bytes=cublas_workspace(None))
 
 
@@ -182,7 +165,7 @@ class Sizes:
     """The reduction dtype is not the stored one."""
 
     @classmethod
-    def of(cls, precision: Precision) -> Sizes:
+    def of(cls, precision: Precision) -> "Sizes":
         """Read a precision."""
         return cls(
             store=_BYTES[precision.store],

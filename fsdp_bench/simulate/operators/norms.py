@@ -1,7 +1,5 @@
 """RMSNorm and LayerNorm: what they allocate, save for backward and compute."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from fsdp_bench.simulate.autograd import Gradients

@@ -3,8 +3,6 @@
 torch runs it where no fused kernel takes the tensors (transformers/attention.cpp). In 16 bits it computes in fp32.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from fsdp_bench.simulate.autograd import Gradients, operator_node

@@ -1,7 +1,5 @@
 """The optimizer of a setup: what it keeps, what a step allocates for a moment, and how many bytes it moves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from itertools import groupby
 from math import prod

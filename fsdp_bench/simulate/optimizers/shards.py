@@ -1,7 +1,5 @@
 """The shards that an optimizer updates, as the wrappers hand them over."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 import msgspec

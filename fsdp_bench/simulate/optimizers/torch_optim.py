@@ -8,8 +8,6 @@ Muon takes matrices that are held whole, and AdamW what is no matrix. Under full
 DTensor's cost model chooses for each product what is gathered.
 """
 
-from __future__ import annotations
-
 from fsdp_bench.simulate.operators.core import Operators
 from fsdp_bench.simulate.operators.kernel_workspaces import reduce_all_workspace, sum_over_rows_workspace
 from fsdp_bench.simulate.optimizers.shards import STEP_BYTES, Shard, counts, marked

@@ -1,7 +1,5 @@
 """Binds a recording to one number of blocks, batch size and sequence length: formulas become numbers, loops unroll."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

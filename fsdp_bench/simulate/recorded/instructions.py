@@ -4,8 +4,6 @@ While a module runs, a Frame holds what Python's variables hold: storages, and t
 when neither a frame nor the graph holds it, as in torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -39,7 +37,7 @@ class RunningModel(Protocol):
     def mark_block(self, module: Any) -> None:
         """Mark where a block's part of forward begins."""
 
-    def after_block(self, module: Any, out: Outputs) -> None:
+    def after_block(self, module: Any, out: "Outputs") -> None:
         """Mark where a block's part of backward begins."""
 
 
@@ -48,7 +46,7 @@ class Frame:
 
     __slots__ = ("edges", "nodes", "outer", "storages")
 
-    def __init__(self, outer: Frame | None = None) -> None:
+    def __init__(self, outer: "Frame | None" = None) -> None:
         self.outer: tuple[Frame, ...] = () if outer is None else (outer, *outer.outer)
         """Those of the modules around it, from the inside out."""
         self.storages: dict[int | str, Storage] = {}
@@ -125,13 +123,13 @@ class Run(msgspec.Struct, frozen=True):
         if self.may_be_kept and tape.kept is not None:
             self._take_or_make(frame, op)
             return
+        self.issue(frame.storages, op)
+
+    def issue(self, storages: dict[int | str, Storage], op: Operators, default: Category | None = None) -> None:
+        """Issue the kernel; make the storages, and what it needs for itself."""
+        tape = op.tape
         if self.event is not None:
             tape.events.append(self.event)
-        self.allocate(frame.storages, op)
-
-    def allocate(self, storages: dict[int | str, Storage], op: Operators, default: Category | None = None) -> None:
-        """Make the storages, and what the kernel needs for itself."""
-        tape = op.tape
         held = op.scratch(self.space.before, self.name)
         for index, made in enumerate(self.makes):
             category = default if made.category is Category.ACTIVATIONS and default is not None else made.category
@@ -319,9 +317,7 @@ def _run_locally(code: Sequence[Run | Forget], local: dict[int | str, Storage], 
             local.pop(instruction.number, None)
         else:
             assert type(instruction) is Run
-            if instruction.event is not None:
-                op.tape.events.append(instruction.event)
-            instruction.allocate(local, op, Category.TEMPORARY)
+            instruction.issue(local, op, Category.TEMPORARY)
 
 
 def _gradient(
@@ -345,7 +341,7 @@ class Outputs:
         self.tensors = tensors
 
     @property
-    def node(self) -> Outputs | None:
+    def node(self) -> "Outputs | None":
         """Itself, if any of them needs a gradient: it stands for their nodes."""
         return self if any(tensor.node is not None for tensor in self.tensors) else None
 

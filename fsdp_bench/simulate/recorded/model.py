@@ -1,7 +1,5 @@
 """The module tree of a recorded model, and its forward pass with its loss."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import prod
 
@@ -110,7 +108,7 @@ class RecordedTransformer(SimulatedModel):
         node, output = frame.target(self, plan.edge)
         return Tensor(frame.storage(plan.storage), plan.numel, plan.itemsize, node, output), frame
 
-    def mark_block(self, module: RecordedModule | RecordedTransformer) -> None:
+    def mark_block(self, module: "RecordedModule | RecordedTransformer") -> None:
         """Mark where a block's part of forward begins; what comes between two blocks is the first one's."""
         tape = self.op.tape
         if tape.in_backward:
@@ -122,7 +120,7 @@ class RecordedTransformer(SimulatedModel):
             tape.mark(tape.phase, -1)
             self._is_marked = False
 
-    def after_block(self, module: RecordedModule | RecordedTransformer, out: Outputs) -> None:
+    def after_block(self, module: "RecordedModule | RecordedTransformer", out: Outputs) -> None:
         """Mark where the block's part of backward begins."""
         if module.block < 0:
             return

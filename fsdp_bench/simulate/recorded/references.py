@@ -1,7 +1,5 @@
 """The storage or node of the running step that a reference of the recording means (spec/recording/steps.py)."""
 
-from __future__ import annotations
-
 import re
 
 from fsdp_bench.spec.recording.steps import LoopRecord
@@ -35,7 +33,7 @@ class Scope:
     def __init__(self, loops: list[Unrolled], loop: Unrolled | None = None, iteration: int = 0) -> None:
         self._loops, self.loop, self._iteration = loops, loop, iteration
 
-    def inside(self, loop: Unrolled, iteration: int) -> Scope:
+    def inside(self, loop: Unrolled, iteration: int) -> "Scope":
         """Return the scope of an iteration."""
         return Scope(self._loops, loop, iteration)
 

@@ -3,8 +3,6 @@
 Everything is on every rank. Gradients are copied into buckets, which stay, and from them after their all-reduce.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from itertools import groupby

@@ -4,8 +4,6 @@ A unit's parameters are views of one flat parameter, gathered by one all-gather;
 one flat gradient, which is reduced by one reduce-scatter. Names are torch's.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
@@ -44,10 +42,10 @@ class Fsdp1State(Wrapper):
         """_root_pre_forward."""
 
     @abstractmethod
-    def prefetch_forward(self, current: FlatParamHandle) -> None:
+    def prefetch_forward(self, current: "FlatParamHandle") -> None:
         """_prefetch_handle in forward."""
 
-    def prefetch_backward(self, current: FlatParamHandle) -> None:
+    def prefetch_backward(self, current: "FlatParamHandle") -> None:
         """_prefetch_handle in backward: the unit whose forward ended before this one's."""
         if current.post_forward_index > 0:
             target = self.post_forward_order[current.post_forward_index - 1]
@@ -104,7 +102,6 @@ class FlatParamHandle:
         """FlatParameter.requires_grad: a unit of frozen parameters alone is gathered, and has nothing to reduce."""
         self.layout = FlatLayout(weights, wrapper.setup, self.precision)
         self.padded_numel = self.layout.shard_numel * wrapper.group_size
-        self.local_shard: Storage | None = None
         self.full_param: Storage | None = None
         """The padded unsharded flat parameter; under NO_SHARD its copy in the compute dtype."""
         self.grad: Tensor | None = None

@@ -3,8 +3,6 @@
 It has a FlatParamHandle for each unit, and says in which order they gather, prefetch and reduce. Names are torch's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from fsdp_bench.simulate.autograd import Engine

@@ -4,8 +4,6 @@ Each parameter is sharded alone along dimension 0, padded to the group's size; a
 one all-gather and its gradients reduced by one reduce-scatter. Names are torch's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -58,7 +56,7 @@ class FSDPParam:
 class ParamGroup:
     """_fsdp_param_group.py, FSDPParamGroup: one unit."""
 
-    def __init__(self, wrapper: Fsdp2, unit: Unit, weights: list[Weight], post_forward_size: int | None) -> None:
+    def __init__(self, wrapper: "Fsdp2", unit: Unit, weights: list[Weight], post_forward_size: int | None) -> None:
         self.wrapper = wrapper
         self.tape = wrapper.tape
         self.precision = unit.precision
@@ -82,7 +80,6 @@ class ParamGroup:
         self.is_unsharded = False
         self.gradient: Storage | None = None
         """The sharded gradients of all parameters: views of one storage (the reduce-scatter's output)."""
-        self.partial_reduce_output: Storage | None = None
         self.all_reduce_state: Storage | None = None
         self.post_forward_index = -1
         self.post_backward_ran = False
@@ -107,10 +104,10 @@ class ParamGroup:
         group = "post_forward" if self.is_sharded_post_forward else "shard"
         if self.wrapper.offload:
             if not self.is_sharded_post_forward:  # else it is on the device, in the compute dtype
-                inputs += self._inputs_from_host(copy_in)
-        elif (
-            self.cast_numel
-        ):  # _get_param_all_gather_inputs: one flat buffer in the compute dtype, also from that dtype
+                given = (self._all_gather_input(param, copy_in) for param in self.params)
+                inputs += [one for one in given if one is not None]
+        elif self.cast_numel:
+            # _get_param_all_gather_inputs: one flat buffer in the compute dtype, also from that dtype
             source = sizes.compute if self.is_sharded_post_forward else sizes.store
             numel = self.cast_numel * self.group_size // self._gathering_ranks
             inputs.append(self._unsharded_storage(numel * sizes.compute, copy_in))
@@ -130,21 +127,16 @@ class ParamGroup:
             return self.post_forward_size
         return self.group_size
 
-    def _inputs_from_host(self, stream: Stream) -> list[Storage]:
-        """FSDPParam.all_gather_inputs with offload: each shard to the device, then to the compute dtype."""
-        inputs = []
-        for param in self.params:
-            numel, sizes = param.padded_shard_numel, param.sizes
-            moved = None
-            if self.wrapper.moves_to_device:
-                moved = self._unsharded_storage(numel * sizes.store, stream)
-                self.tape.copy("to_device", numel * sizes.store, stream)
-            if sizes.casts:
-                moved = self._unsharded_storage(numel * sizes.compute, stream)
-                self.tape.kernel("aten::_to_copy", numel * (sizes.store + sizes.compute), sizes.store, stream)
-            if moved is not None:
-                inputs.append(moved)
-        return inputs
+    def _all_gather_input(self, param: FSDPParam, stream: Stream) -> Storage | None:
+        """FSDPParam.all_gather_inputs: a shard on the device, in the compute dtype; None where it is so already."""
+        numel, sizes, moved = param.padded_shard_numel, param.sizes, None
+        if self.wrapper.moves_to_device:
+            moved = self._unsharded_storage(numel * sizes.store, stream)
+            self.tape.copy("to_device", numel * sizes.store, stream)
+        if sizes.casts:
+            moved = self._unsharded_storage(numel * sizes.compute, stream)
+            self.tape.kernel("aten::_to_copy", numel * (sizes.store + sizes.compute), sizes.store, stream)
+        return moved
 
     def _unsharded_storage(self, num_bytes: int, stream: Stream) -> Storage:
         return self.tape.storage(num_bytes, "foreach_all_gather", Category.UNSHARDED_PARAMETERS, stream)
@@ -185,16 +177,9 @@ class ParamGroup:
         self.tape.kernel("fsdp::split_with_sizes_copy", 2 * self.gathered_bytes, self.sizes.compute)
 
     def _input_alone(self, param: FSDPParam) -> Storage | None:
-        """FSDPParam.all_gather_inputs in a world of one: the shard itself, or its cast, which is then copied."""
-        moved = None
-        tape, numel, sizes = self.tape, param.padded_shard_numel, param.sizes
-        if self.wrapper.moves_to_device:
-            moved = self._unsharded_storage(numel * sizes.store, Stream.COMPUTE)
-            tape.copy("to_device", numel * sizes.store, Stream.COMPUTE)
-        if sizes.casts:
-            moved = self._unsharded_storage(numel * sizes.compute, Stream.COMPUTE)
-            tape.kernel("aten::_to_copy", numel * (sizes.store + sizes.compute), sizes.store)
-        tape.kernel("aten::copy_", 2 * numel * sizes.compute, sizes.compute)
+        """Copy the input of a parameter's all-gather, in a world of one; return what was made for that."""
+        moved, itemsize = self._all_gather_input(param, Stream.COMPUTE), param.sizes.compute
+        self.tape.kernel("aten::copy_", 2 * param.padded_shard_numel * itemsize, itemsize)
         return moved
 
     def _to_unsharded(self) -> None:

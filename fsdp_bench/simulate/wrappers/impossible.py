@@ -1,7 +1,5 @@
 """Why a model cannot be trained under a setup, or why what it would take is not predicted."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from fsdp_bench.simulate.compiled.choose import why_eager
@@ -33,7 +31,6 @@ from fsdp_bench.spec.setup import (
     Checkpointing,
     Float8,
     Offload,
-    Precision,
     Reentrant,
     ShardingStrategy,
     TrainSetup,
@@ -219,16 +216,12 @@ def _base_not_cast(model: RecordedModel, setup: TrainSetup) -> str | None:
         return None
     if lora is not None and lora.is_quantized:
         return f"{PACKED_IN_BF16}, not in {compute}"
-    if compute == "fp32" and not _casts(setup.precision):
+    if compute == setup.precision.store == setup.precision.reduce == "fp32":  # no wrapper casts
         return None
     return (
         f"precision: the frozen weights are stored in {dtypes.pop()}, and wrappers would cast them to {compute}, which"
         " was not recorded; use bf16-mixed"
     )
-
-
-def _casts(precision: Precision) -> bool:
-    return len({precision.store, precision.compute, precision.reduce}) > 1
 
 
 def _experts_adapted(model: RecordedModel, setup: TrainSetup) -> str | None:

@@ -1,7 +1,5 @@
 """The interface of the wrappers FSDP1, fully_shard and DistributedDataParallel."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar

@@ -1,7 +1,5 @@
 """FSDP units: the modules that become some (train/wrapping/units.py), and where weights lie in a flat parameter."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -49,11 +47,7 @@ def choose_units(model: SimulatedModel, setup: TrainSetup) -> list[Unit]:
         ends = [Unit(before[:1], setup.precision), Unit(after[-1:], setup.head_precision)]
         places = {id(module): place for place, module in enumerate(model.all_modules())}
         return sorted([*ends, *blocks], key=lambda unit: places[id(unit.modules[0])])
-    return [
-        Unit(before, setup.precision),
-        *blocks,
-        Unit(after, setup.head_precision, stays_gathered=True),
-    ]
+    return [Unit(before, setup.precision), *blocks, Unit(after, setup.head_precision, stays_gathered=True)]
 
 
 def _blocks_and_adapters(model: SimulatedModel) -> list[Module]:

@@ -8,8 +8,6 @@ Storages are numbered: first the inputs, then what is made, in order. Those of b
 first what was saved, then the output's gradient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import StrEnum
 from math import isqrt

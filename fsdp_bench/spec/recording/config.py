@@ -5,107 +5,32 @@ are equal run the same operators. Fields that are neither have nothing to do wit
 numbers of tokens, spreads of initial weights. The names are those of the configuration classes of transformers.
 """
 
-from __future__ import annotations
-
+import tomllib
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from typing import Any
 
 import msgspec
 
 from fsdp_bench.spec.errors import SpecError, shown
 
-HIDDEN = ("hidden_size", "d_model", "n_embd")
-HEADS = ("num_attention_heads", "num_heads", "n_head")
-POSITIONS = ("max_position_embeddings", "n_positions")
-LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "num_decoder_layers")
+_FIELDS: dict[str, tuple[str, ...]] = {
+    name: tuple(fields)
+    for name, fields in tomllib.loads(resources.files(__package__).joinpath("config_fields.toml").read_text()).items()
+}
+"""Names of fields, by what they decide."""
 
-SIZES = (
-    *HIDDEN,
-    *HEADS,
-    *POSITIONS,
-    "num_key_value_heads",
-    "head_dim",
-    "d_kv",
-    "intermediate_size",
-    "d_ff",
-    "n_inner",
-    "vocab_size",
-    "num_labels",
-    "image_size",
-    "patch_size",
-    "intermediate_size_mlp",
-    "moe_intermediate_size",
-    "shared_expert_intermediate_size",
-    "num_experts",
-    "num_local_experts",
-    "n_routed_experts",
-    "num_experts_per_tok",
-    "q_lora_rank",
-    "kv_lora_rank",
-    "qk_nope_head_dim",
-    "qk_rope_head_dim",
-    "v_head_dim",
-    "linear_num_key_heads",
-    "linear_num_value_heads",
-    "linear_key_head_dim",
-    "linear_value_head_dim",
-)
+HIDDEN, HEADS, POSITIONS, LAYERS = (_FIELDS[name] for name in ("hidden", "heads", "positions", "layers"))
+WINDOWS, PER_LAYER, ANYWHERE = (_FIELDS[name] for name in ("windows", "per_layer", "anywhere"))
+SIZES = (*HIDDEN, *HEADS, *POSITIONS, *_FIELDS["sizes"])
 """Fields that are symbols in formulas."""
-
-_HEAD_WIDTHS = ("head_dim", "d_kv", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-
-WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention")
-"""Fields that say how many tokens some layers see. Which code runs depends on whether sequences are longer."""
-
-_ONLY_WHETHER = ("attn_logit_softcapping", "final_logit_softcapping", "q_lora_rank")
-"""Fields of which it only matters whether they are set."""
-
-PER_LAYER = ("layer_types", "no_rope_layers")
-"""Lists that say of each layer of which kind it is."""
-
-# fmt: off
-_WITHOUT_EFFECT = (
-    "architectures", "model_type", "transformers_version", "dtype", "problem_type", "use_cache", "return_dict",
-    "initializer_range", "initializer_factor", "initializer_cutoff_factor", "rms_norm_eps", "layer_norm_eps",
-    "layer_norm_epsilon", "norm_eps", "rope_parameters", "original_max_position_embeddings",
-    "query_pre_attn_scalar", "attn_scale", "floor_scale", "router_aux_loss_coef", "routed_scaling_factor",
-    "swiglu_alpha", "swiglu_limit", "relative_attention_max_distance", "pretraining_tp", "max_window_layers",
-    "layer_types", "no_rope_layers", "no_rope_layer_interval", "num_mtp_layers", "summary_type",
-    "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
-    "classifier_dropout", "classifier_pooling", "classifier_bias", "classifier_activation",
-    "sparse_pred_ignore_index", "deterministic_flash_attn", "encoder_stride", "pooler_output_size",
-    "pooler_act", "is_encoder_decoder", "id2label", "label2id",
-)
-# fmt: on
-"""Fields that change no operator and no size. Kinds of layers are compared by ``layer_kinds``."""
 
 _ALIKE_ROTARY = ("default", "linear", "llama3", "yarn", None)
 """Kinds of rotary positions that differ only in their frequencies (modeling_rope_utils.py, ROPE_INIT_FUNCTIONS): the
 others compute them anew in forward (dynamic_rope_update)."""
 
-_INTERVALS = (
-    "sliding_window_pattern",
-    "global_attn_every_n_layers",
-    "full_attention_interval",
-    "no_rope_layer_interval",
-)
-"""Fields that say after how many layers their kinds are the same again."""
-
-
 SHARED = "heads_share_hidden_size"
 """The setting of architectures whose heads together are as wide as the model, whatever config.json says."""
-
-ANYWHERE = {
-    "model_type",
-    "architectures",
-    "num_labels",
-    "head_dim",
-    "rope_scaling",
-    "partial_rotary_factor",
-    "quantization_config",
-    "tie_word_embeddings",
-}
-"""Fields that code looks at whether or not its configuration class has them."""
 
 
 class ConfigClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -126,7 +51,7 @@ def complete(config: Mapping[str, Any], kind: ConfigClass) -> dict[str, Any]:
     """
     own = kind.defaults.keys()
     given = {name if name in own else kind.other_names.get(name, name): value for name, value in config.items()}
-    known = own | ANYWHERE
+    known = {*own, *ANYWHERE}
     full = kind.defaults | {name: value for name, value in given.items() if name in known or _is_token(name)}
     _add_heads(full)
     _add_lists(full, config, kind)
@@ -159,7 +84,7 @@ def _add_lists(full: dict[str, Any], config: Mapping[str, Any], kind: ConfigClas
     for name, pattern in kind.patterns.items():
         if not full.get(name):
             full[name] = [pattern[layer % len(pattern)] for layer in range(layers)]
-            intervals = [config[other] for other in _INTERVALS if other in config]
+            intervals = [config[other] for other in _FIELDS["intervals"] if other in config]
             full["interval_of_layers"] = [interval for interval in intervals if interval != len(pattern)]
         else:
             _listed(full, name)
@@ -234,10 +159,10 @@ def settings(full: Mapping[str, Any]) -> dict[str, Any]:
 
     A field that is not set, false, nought or empty is left out: transformers takes these for the same.
     """
-    others = {*_WITHOUT_EFFECT, *SIZES, *LAYERS, *WINDOWS}
+    others = {*_FIELDS["without_effect"], *SIZES, *LAYERS, *WINDOWS}
     found = {name: value for name, value in full.items() if name not in others and not _is_token(name)}
-    found |= {name: True for name, value in found.items() if _is_dropout(name) and value}
-    found |= {name: full.get(name) is not None for name in _ONLY_WHETHER}
+    found |= {name: True for name, value in found.items() if ("dropout" in name or name.endswith("pdrop")) and value}
+    found |= {name: full.get(name) is not None for name in _FIELDS["only_whether"]}
     heads, kv_heads = _number(full, *HEADS), full["num_key_value_heads"]
     found["key_value_heads"] = "one" if kv_heads == 1 else "all" if kv_heads == heads else "some"
     found["head_width"] = _uneven_heads(full)
@@ -252,16 +177,12 @@ def _uneven_heads(full: Mapping[str, Any]) -> str | None:
     FlashAttention pads heads to a multiple of 8 (pad_last_dim, aten/src/ATen/native/transformers/attention.cpp).
     Memory-efficient attention takes multiples of 8 in 16 bits and of 4 in fp32 (check_head_dim_size_mem_efficient).
     """
-    widths = [full[name] for name in _HEAD_WIDTHS if type(full.get(name)) is int]
+    widths = [full[name] for name in _FIELDS["head_widths"] if type(full.get(name)) is int]
     return next((f"no multiple of {n}" for n in (4, 8) if any(width % n for width in widths)), None)
 
 
 def _is_token(name: str) -> bool:
     return name.endswith("_token_id")
-
-
-def _is_dropout(name: str) -> bool:
-    return "dropout" in name or name.endswith("pdrop")
 
 
 def _rotary(full: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,6 @@ symbol rounded up to a multiple of k. ``B`` is the micro-batch size and ``S`` th
 fields of Hugging Face's config.json.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from fractions import Fraction

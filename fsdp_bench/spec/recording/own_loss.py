@@ -4,8 +4,6 @@ Hugging Face's ForCausalLMLoss casts the logits to fp32, pads and shifts the lab
 All of it comes last in the model's forward, so that another kind of loss can take its place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
@@ -14,17 +12,7 @@ from msgspec.structs import replace
 
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.recorded import RecordedCode, Variant
-from fsdp_bench.spec.recording.steps import (
-    Call,
-    Drop,
-    HeadWithLoss,
-    Instruction,
-    MakeNode,
-    NodeRecord,
-    Operator,
-    Save,
-    TensorRef,
-)
+from fsdp_bench.spec.recording.steps import Call, Drop, HeadWithLoss, Instruction, MakeNode, Operator, Save, TensorRef
 from fsdp_bench.spec.setup import Loss
 
 _NODES = ("NllLossBackward0", "LogSoftmaxBackward0", "ViewBackward0", "ToCopyBackward0")
@@ -110,7 +98,8 @@ def _logits(code: RecordedCode, variant: Variant, model: Call) -> TensorRef:
     returned = {tensor.edge: tensor for tensor in model.outputs if tensor.edge not in ("", variant.loss.edge)}
     edge = variant.loss.edge
     while edge not in returned:
-        node = _node(variant, edge)
+        number = edge.partition("/")[0]
+        node = variant.nodes.get(int(number)) if number.isdecimal() else None
         if node is None or node.name not in _NODES:
             what = "no node" if node is None else node.name
             raise SpecError(
@@ -119,11 +108,6 @@ def _logits(code: RecordedCode, variant: Variant, model: Call) -> TensorRef:
             )
         (edge,) = (each for each in node.edges if each)
     return returned[edge]
-
-
-def _node(variant: Variant, edge: str) -> NodeRecord | None:
-    number = edge.partition("/")[0]
-    return variant.nodes.get(int(number)) if number.isdecimal() else None
 
 
 def _makes(instruction: Instruction, storage: str) -> bool:
@@ -147,16 +131,14 @@ def _head(found: _OwnLoss, variant: Variant, kind: Loss) -> tuple[int, HeadWithL
         raise SpecError(f"loss: the model changes its logits after the head, which {kind.value} leaves out; use liger")
     nodes = [variant.nodes[each.number] for each in head.code if isinstance(each, MakeNode)]
     weights = {edge[2:] for node in nodes for edge in node.edges if edge.startswith("p:")}
-    weights |= {each.tensor.storage[2:] for each in head.code if isinstance(each, Save) and _is_parameter(each.tensor)}
+    weights |= {
+        each.tensor.storage[2:] for each in head.code if isinstance(each, Save) and each.tensor.storage.startswith("p:")
+    }
     has_more = any(not isinstance(each, Operator | Drop | MakeNode | Save) for each in head.code)
     has_bias = any(node.name == "AddmmBackward0" for node in nodes)  # a frozen one is no edge
     if len(weights) != 1 or has_more or has_bias:
         raise SpecError(f"loss: {kind.value} needs a linear head without bias and adapters")
     return number, HeadWithLoss(head.inputs[0], *weights)
-
-
-def _is_parameter(tensor: TensorRef) -> bool:
-    return tensor.storage.startswith("p:")
 
 
 def _with_model(around: tuple[Call, ...], model: Call) -> Call:

@@ -3,8 +3,6 @@
 It holds for all sizes of its symbols, for more and fewer blocks, and under every wrapper.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple

@@ -1,7 +1,5 @@
 """Input and output of a dry run: a model and a setup; the live bytes of one training step."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import msgspec

@@ -1,7 +1,5 @@
 """The work of one rehearsed step of a script, in order, as rehearse/inside/observe/issued.py writes it."""
 
-from __future__ import annotations
-
 import msgspec
 
 
@@ -31,8 +29,8 @@ class Issued(msgspec.Struct, frozen=True, tag_field="kind", kw_only=True):
     """The base of all that a step issues."""
 
 
-class IssuedOperator(Issued, frozen=True, tag="operator", kw_only=True):
-    """An operator of PyTorch's dispatcher that launched something."""
+class DispatchedOperator(Issued, frozen=True, kw_only=True):
+    """An operator of PyTorch's dispatcher."""
 
     name: str
     """With its namespace, without its overload: ``aten::mm``."""
@@ -44,20 +42,19 @@ class IssuedOperator(Issued, frozen=True, tag="operator", kw_only=True):
     """Arguments that it only writes (``out=``)."""
     results: tuple[int, ...]
     """Tensors that it made."""
+
+
+class IssuedOperator(DispatchedOperator, frozen=True, tag="operator", kw_only=True):
+    """An operator that launched something."""
+
     is_recomputed: bool
     """Whether activation checkpointing ran it again."""
     stream: int
     """The stream of its first launch, as the stand-in counts them."""
 
 
-class HostOperator(Issued, frozen=True, tag="host", kw_only=True):
-    """An operator on large tensors in host memory, such as an optimizer's under offload. Fields as IssuedOperator's."""
-
-    name: str
-    arguments: dict[str, Argument]
-    written: tuple[str, ...]
-    outputs: tuple[str, ...]
-    results: tuple[int, ...]
+class HostOperator(DispatchedOperator, frozen=True, tag="host", kw_only=True):
+    """An operator on large tensors in host memory, such as an optimizer's under offload."""
 
 
 class TritonKernel(Issued, frozen=True, tag="triton", kw_only=True):

@@ -1,7 +1,5 @@
 """Input and output of the subprocesses that build a model's code: to say what it builds, and to record it."""
 
-from __future__ import annotations
-
 from fsdp_bench.spec.model_code import ModelCode
 from fsdp_bench.spec.recording.recorded import RecordedCode
 from fsdp_bench.spec.subprocesses.dry_run import Answer, CodeToBuild

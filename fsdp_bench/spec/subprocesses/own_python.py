@@ -1,7 +1,5 @@
 """Starts a module of this package in this Python: its command, its environment, and ask(), which awaits an answer."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

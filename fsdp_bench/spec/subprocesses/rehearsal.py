@@ -1,7 +1,5 @@
 """Input and output of a rehearsal: the GPU; what to run, for the user's Python; what that reports of the script."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from enum import StrEnum
 from itertools import groupby

@@ -1,7 +1,5 @@
 """Resolves cells of a sweep file on a machine: their model and setup, why they are not run; makes each one trial."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar

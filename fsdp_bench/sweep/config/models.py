@@ -4,8 +4,6 @@ A table has the dimensions of a benchmark model, or names its code by ``hf_confi
 subprocess, which imports torch, says what the code builds; answers about Hugging Face's code are kept.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os
@@ -23,7 +21,7 @@ from fsdp_bench.catalog.ladder import all_sizes, nearest_size
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.plan.defaults import read_adapters
 from fsdp_bench.plan.recording import kept_folder
-from fsdp_bench.spec.codec import from_json, to_builtins, to_json
+from fsdp_bench.spec.codec import from_file, to_builtins, to_json
 from fsdp_bench.spec.errors import MachineError, SpecError, install_hint, nearest, shown
 from fsdp_bench.spec.files import write_atomically
 from fsdp_bench.spec.model import Family, ModelShape
@@ -42,11 +40,7 @@ CODE_KEYS = ("hf_config", "model", "module")
 ADAPTERS = ("lora", "qlora")
 """Keys that put PEFT's adapters into Hugging Face's code."""
 
-MORE_KEYS = {
-    "hf_config": ("code", *ADAPTERS),
-    "model": ("code", *ADAPTERS),
-    "module": ("transformer_block", "folder"),
-}
+MORE_KEYS = {"hf_config": ("code", *ADAPTERS), "model": ("code", *ADAPTERS), "module": ("transformer_block", "folder")}
 """Further keys that go with each."""
 
 MODEL_KEYS = ("model", "params", "family", "vocab_size")
@@ -177,9 +171,8 @@ def describe(specs: Sequence[CodeToBuild]) -> list[DescriptionAnswer]:
         raise MachineError(f"a model that is given by its code needs torch: {install_hint('train')}")
     found: dict[int, DescriptionAnswer] = {}
     for index, spec in enumerate(specs):
-        if (path := _kept(spec)) is not None:
-            with contextlib.suppress(OSError, msgspec.DecodeError):
-                found[index] = DescriptionAnswer(described=from_json(path.read_bytes(), ModelCode))
+        if (path := _kept(spec)) is not None and (described := from_file(path, ModelCode)) is not None:
+            found[index] = DescriptionAnswer(described=described)
     missing = [index for index in range(len(specs)) if index not in found]
     for index, answer in zip(missing, _ask([specs[index] for index in missing]) if missing else (), strict=True):
         found[index] = answer

@@ -1,7 +1,5 @@
 """Checks of keys and values in a sweep file, with errors that name the place."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -11,8 +11,6 @@
 grid.py makes the cells trials; with [frontier], frontier/file.py makes them searches.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

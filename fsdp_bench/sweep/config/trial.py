@@ -15,7 +15,6 @@ import msgspec
 from msgspec.structs import replace
 
 from fsdp_bench.spec.codec import to_builtins
-from fsdp_bench.spec.field import Field
 from fsdp_bench.spec.model_code import ModelCode, TrainedModel
 from fsdp_bench.spec.record import MEASUREMENT_REVISION, Device, RunPlan, TrialSpec
 from fsdp_bench.spec.setup import FIELDS, Offload, TrainSetup
@@ -64,7 +63,7 @@ def label_of(shape: TrainedModel, setup: TrainSetup, *, alone: str = "") -> str:
 
 
 def distinct_labels(cells: Sequence[tuple[TrainedModel, TrainSetup, str]]) -> list[str]:
-    """Return the labels of trials, with all fields in which these trials differ.
+    """Return the labels of trials, with all fields in which these trials differ; sizes, and what is not the default.
 
     A cell is a trial's model, its setup, and how rank 0 runs alone (RunPlan.alone).
     """
@@ -75,15 +74,10 @@ def distinct_labels(cells: Sequence[tuple[TrainedModel, TrainSetup, str]]) -> li
     is_ambiguous = any(named[shape.name] != shape for shape, _, _ in cells)
     labels = []
     for shape, setup, alone in cells:
-        parts = [label_of(shape, setup, alone=alone), *_field_texts(setup, fields)]
+        said = [one for one in fields if one.is_size or getattr(setup, one.name) != one.default]
+        parts = [label_of(shape, setup, alone=alone), *(one.phrase(getattr(setup, one.name)) for one in said)]
         labels.append(" ".join([*parts, f"({shape.describe()})"] if is_ambiguous else parts))
     return labels
-
-
-def _field_texts(setup: TrainSetup, fields: Sequence[Field]) -> list[str]:
-    """Return fields with their values: ``batch 4``, ``compile``. Others than sizes only if not at their default."""
-    shown = [one for one in fields if one.is_size or getattr(setup, one.name) != one.default]
-    return [one.phrase(getattr(setup, one.name)) for one in shown]
 
 
 def labels_of(trials: Sequence[Trial]) -> list[str]:

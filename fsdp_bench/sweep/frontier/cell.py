@@ -265,8 +265,13 @@ def forecast(search: Search) -> Forecast:
     """Predict a cell's limits, with the memory limit of its trials. The answer is cached."""
     if search.skip_reason is not None:
         return Forecast(None, None, None)
+    # a trial may fill the GPU: what context and NCCL take is not torch's to have
+    check = FitCheck(headroom_bytes=0)
+    if search.device == "cpu":
+        kernels = CPU_EMULATED if search.run.emulate else CPU_GLOO
+        check = FitCheck(kernels=kernels, budget_bytes=search.run.memory_limit_bytes)
     try:
-        found = find_largest(search.quantity, _check(search))
+        found = find_largest(search.quantity, check)
     except SpecError as error:
         return Forecast(None, None, None, f"no prediction: {error}")
     limit, above = found.limited_by, found.fits + 1
@@ -277,13 +282,6 @@ def forecast(search: Search) -> Forecast:
         value=search.quantity.values[above], place=place, phase=limit.phase, ran_out=found.runs == found.fits
     )
     return Forecast(found.fits, found.runs, failure)
-
-
-def _check(search: Search) -> FitCheck:
-    if search.device == "cpu":
-        kernels = CPU_EMULATED if search.run.emulate else CPU_GLOO
-        return FitCheck(kernels=kernels, budget_bytes=search.run.memory_limit_bytes)
-    return FitCheck(headroom_bytes=0)  # a trial may fill the GPU: what context and NCCL take is not torch's to have
 
 
 def cells_of(plan: SweepPlan[Search], records: Sequence[TrialRecord]) -> list[SearchedCell]:

@@ -6,8 +6,6 @@ smallest = "10M"      the smallest and the largest value that are tried
 largest = "70B"
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,15 +22,7 @@ from fsdp_bench.spec.model_code import ModelCode, TrainedModel
 from fsdp_bench.spec.record import Device, RunPlan
 from fsdp_bench.spec.setup import TrainSetup
 from fsdp_bench.spec.units import parse_count
-from fsdp_bench.sweep.config.grid import (
-    Exclude,
-    check_positions,
-    excludes,
-    plan_of,
-    setup_of,
-    why_not,
-    with_defaults,
-)
+from fsdp_bench.sweep.config.grid import Exclude, check_positions, excludes, plan_of, setup_of, why_not, with_defaults
 from fsdp_bench.sweep.config.models import shape_of
 from fsdp_bench.sweep.config.reading import check_keys, naming, one_of, table
 from fsdp_bench.sweep.config.sweep_file import Cell, SweepFile

@@ -1,7 +1,5 @@
 """Chooses the nodes of a sweep: this one, those of a Slurm job, or those on which the same command was started."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from pathlib import Path

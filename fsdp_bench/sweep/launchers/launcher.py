@@ -3,8 +3,6 @@
 A launcher returns a Launched, which reports the ranks that have ended, and can end all of them.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path

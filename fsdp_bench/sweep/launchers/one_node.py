@@ -14,15 +14,8 @@ from pathlib import Path
 import psutil
 
 from fsdp_bench.spec.errors import MachineError
+from fsdp_bench.sweep.launchers import processes
 from fsdp_bench.sweep.launchers.launcher import Launched, Launcher, LauncherError, RankExit, exit_of, signal_name
-from fsdp_bench.sweep.launchers.processes import (
-    TORCHRUN,
-    end_marked,
-    kill_group,
-    last_lines,
-    start_process,
-    worker_environment,
-)
 
 SERVER_START_SECONDS = 120.0
 """The time that the server may take to start: importing torch from a cold network file system can take a minute."""
@@ -69,14 +62,14 @@ class ForkServer(Launcher):
         self._buffer = b""
         with open(self._log, "ab") as log:
             command = ["fsdp_bench.train.processes.server"]
-            self._process = start_process(
-                command, subprocess.PIPE, log, worker_environment(self._mark, self._environment)
+            self._process = processes.start_process(
+                command, subprocess.PIPE, log, processes.worker_environment(self._mark, self._environment)
             )
         try:
             unsafe = self.expect("ready", SERVER_START_SECONDS)["unsafe"]
         except LauncherError as error:  # no trial has anything to do with it
             self.close()
-            printed = " ".join(last_lines(self._log, 1)) or "it printed nothing"
+            printed = " ".join(processes.last_lines(self._log, 1)) or "it printed nothing"
             raise MachineError(f"the process that starts the ranks did not start: {error}: {printed}") from None
         if unsafe is not None:
             self._unsafe = str(unsafe)
@@ -122,11 +115,11 @@ class ForkServer(Launcher):
                     with contextlib.suppress(OSError):
                         pipe.close()
             self._process = None
-        end_marked(self._mark)
+        processes.end_marked(self._mark)
 
     def end_leftovers(self) -> None:
         """End processes that a trial that has ended left running."""
-        end_marked(self._mark, [] if self._process is None else [self._process.pid])
+        processes.end_marked(self._mark, [] if self._process is None else [self._process.pid])
 
 
 class ForkedTrial(Launched):
@@ -149,7 +142,7 @@ class ForkedTrial(Launched):
 
     def kill(self) -> None:
         """End the ranks' process group. If the server then does not report their end, end it too."""
-        kill_group(self._pgid)
+        processes.kill_group(self._pgid)
         deadline = time.monotonic() + 10
         while not self.finished and time.monotonic() < deadline:
             try:
@@ -170,14 +163,14 @@ class Torchrun(Launcher):
 
     def start(self, trial: Path, scratch: Path, world_size: int) -> TorchrunTrial:
         """Start torchrun in a session of its own."""
-        command = [TORCHRUN, str(trial), str(scratch), f"--ranks-per-node={world_size}"]
+        command = [processes.TORCHRUN, str(trial), str(scratch), f"--ranks-per-node={world_size}"]
         with open(scratch / "rank-0.log", "ab") as log:
-            variables = worker_environment(self._mark, self._environment)
-            return TorchrunTrial(start_process(command, subprocess.DEVNULL, log, variables))
+            variables = processes.worker_environment(self._mark, self._environment)
+            return TorchrunTrial(processes.start_process(command, subprocess.DEVNULL, log, variables))
 
     def end_leftovers(self) -> None:
         """End processes that a trial that has ended left running."""
-        end_marked(self._mark)
+        processes.end_marked(self._mark)
 
 
 class TorchrunTrial(Launched):
@@ -200,6 +193,6 @@ class TorchrunTrial(Launched):
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(self._process.pid).children(recursive=True):
                 child.kill()
-        kill_group(self._process.pid)
+        processes.kill_group(self._process.pid)
         self._process.wait()
         self.finished = True

@@ -3,8 +3,6 @@
 The mark is an environment variable, which everything that a rank starts inherits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -242,17 +242,13 @@ def job_state(job_id: str) -> JobState | None:
 
 def seconds_of(text: str) -> float | None:
     """Read a time as Slurm writes it: MM, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS. None for other words."""
-    days, dash, clock = text.strip().rpartition("-")
-    parts = clock.split(":")
-    if not all(part.isdecimal() and part.isascii() for part in (*parts, *([days] if dash else []))) or len(parts) > 3:
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+){0,2})", text.strip(), re.ASCII)
+    if found is None:
         return None
-    numbers = [int(part) for part in parts]
-    if dash:
-        hours, minutes, seconds = (*numbers, 0, 0)[:3]
-    elif len(numbers) == 3:
-        hours, minutes, seconds = numbers
-    else:
-        hours, (minutes, seconds) = 0, (*numbers, 0)[:2]
+    days, clock = found[1], list(map(int, found[2].split(":")))
+    if days is None and len(clock) < 3:
+        clock = [0, *clock]  # it begins with minutes
+    hours, minutes, seconds = (*clock, 0, 0)[:3]
     return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 

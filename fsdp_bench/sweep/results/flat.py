@@ -1,9 +1,9 @@
 """Records as rows: trials.csv and load_results, frontier.csv, a step's communication by kind of collective."""
 
-from __future__ import annotations
-
 import statistics
 from typing import Any
+
+import msgspec
 
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.frontier import FrontierCell, FrontierRecord
@@ -184,21 +184,14 @@ def kinds_of(record: TrialRecord) -> list[CollectiveReading]:
     """Return one reading for each kind: the median over profiled steps, of the rank with the most seconds."""
     found: dict[str, CollectiveReading] = {}
     for rank in record.ranks:
-        names = {reading.kind for step in rank.communication for reading in step.collectives}
-        for name in sorted(names):
-            readings = [reading for step in rank.communication for reading in step.collectives if reading.kind == name]
+        by_kind: dict[str, list[CollectiveReading]] = {}
+        for reading in (reading for step in rank.communication for reading in step.collectives):
+            by_kind.setdefault(reading.kind, []).append(reading)
+        for name, readings in by_kind.items():
             seconds = [reading.seconds for reading in readings if reading.seconds is not None]
-            known = found.get(name)
             median = float(statistics.median(seconds)) if seconds else None
-            if known is None or (median or 0.0) > (known.seconds or 0.0):
-                first = readings[0]
-                found[name] = CollectiveReading(
-                    kind=name,
-                    calls=first.calls,
-                    message_bytes=first.message_bytes,
-                    seconds=median,
-                    group_size=first.group_size,
-                )
+            if name not in found or (median or 0.0) > (found[name].seconds or 0.0):
+                found[name] = msgspec.structs.replace(readings[0], seconds=median)
     return [found[name] for name in sorted(found)]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from fsdp_bench.spec.codec import from_json
+from fsdp_bench.spec.codec import from_file
 from fsdp_bench.spec.errors import ResultsError
 from fsdp_bench.spec.frontier import FrontierRecord, read_frontier
 from fsdp_bench.spec.record import TrialRecord, read_record
@@ -107,7 +107,5 @@ def load_results(folder: str | Path) -> pd.DataFrame:
 
 def machine_description(folder: Path) -> str:
     """Return one line that describes the machine of a sweep's folder. ``unknown machine`` without machine.json."""
-    try:
-        return from_json((folder / "machine.json").read_bytes(), Machine).describe()
-    except (OSError, msgspec.DecodeError):
-        return "unknown machine"
+    machine = from_file(folder / "machine.json", Machine)
+    return "unknown machine" if machine is None else machine.describe()

@@ -9,8 +9,6 @@ Signs of life are contents, not times: the clocks of nodes differ, and NFS shows
 when it was last closed, to whoever opens it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform
@@ -133,14 +131,11 @@ class FolderLock:
             if seen.has_ended or _lives_here(seen) is False:
                 return True
             if seen != first or _lives_here(seen):
-                raise self._is_taken(seen)
+                who = f" (process {seen.process} on {seen.node})" if seen.process else ""
+                raise ResultsError(f"{self._folder}: another fsdp-bench sweep is writing here{who}; wait for it to end")
             if time.monotonic() - begin > DEAD_AFTER_SECONDS:
                 return True
             time.sleep(BEAT_SECONDS / 5)
-
-    def _is_taken(self, writer: LockHolder | None) -> ResultsError:
-        who = f" (process {writer.process} on {writer.node})" if writer is not None and writer.process else ""
-        return ResultsError(f"{self._folder}: another fsdp-bench sweep is writing here{who}; wait for it to end")
 
     def _beat(self) -> None:
         while not self._ends.wait(BEAT_SECONDS):

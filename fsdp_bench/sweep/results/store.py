@@ -16,14 +16,13 @@ results/MACHINE/SWEEP/
     *.png            charts
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import errno
 import io
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,6 @@ from fsdp_bench.spec.frontier import FrontierRecord
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import TrialRecord, read_record
 from fsdp_bench.sweep.config.trial import Trial
-from fsdp_bench.sweep.machine import Machine
 from fsdp_bench.sweep.results.flat import csv_row, flat_row, frontier_row
 from fsdp_bench.sweep.results.lock import FolderLock
 
@@ -65,13 +63,11 @@ class Store:
         Raises ResultsError if the folder cannot be written, or another process has the lock.
         """
         try:
-            self.trials.mkdir(parents=True, exist_ok=True)
-            self.lock.take()
-            self.check_lock()
-            self.check_writable()
-        except OSError as error:
-            self.lock.give_back()
-            raise self.error(error) from None
+            with self.writing():
+                self.trials.mkdir(parents=True, exist_ok=True)
+                self.lock.take()
+                self.check_lock()
+                self.check_writable()
         except ResultsError:
             self.lock.give_back()
             raise
@@ -105,34 +101,34 @@ class Store:
         probes = [self.trials / f".probe-{number}.tmp" for number in range(num_files)]
         try:
             for number, probe in enumerate(probes):
-                with open(probe, "wb") as file:
+                with self.writing(), open(probe, "wb") as file:
                     file.write(b"\0" * 65536 * (number == 0))
                     file.flush()
                     os.fsync(file.fileno())
-        except OSError as error:
-            raise self.error(error) from None
         finally:
             for probe in probes:
                 with contextlib.suppress(OSError):
                     probe.unlink(missing_ok=True)
 
-    def error(self, error: OSError) -> ResultsError:
-        """Return the ResultsError that says why results cannot be written, and what would help."""
-        helps = {errno.ENOSPC: "free space", errno.EDQUOT: "free space", errno.EFBIG: "raise the file size limit"}
-        help_text = helps.get(error.errno or 0, "choose a folder that can be written with --results")
-        return ResultsError(
-            f"{self.folder}: results cannot be written: {error.strerror or error}; {help_text} and run the same"
-            " command again, which keeps what is recorded"
-        )
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Turn an OSError into the ResultsError that says why results cannot be written, and what would help."""
+        try:
+            yield
+        except OSError as error:
+            helps = {errno.ENOSPC: "free space", errno.EDQUOT: "free space", errno.EFBIG: "raise the file size limit"}
+            help_text = helps.get(error.errno or 0, "choose a folder that can be written with --results")
+            raise ResultsError(
+                f"{self.folder}: results cannot be written: {error.strerror or error}; {help_text} and run the same"
+                " command again, which keeps what is recorded"
+            ) from None
 
     def make_scratch(self, trial_id: str) -> Path:
         """Return an empty scratch folder for a trial's ranks."""
         folder = self.scratch / trial_id
         shutil.rmtree(folder, ignore_errors=True)
-        try:
+        with self.writing():
             folder.mkdir(parents=True)
-        except OSError as error:
-            raise self.error(error) from None
         return folder
 
     def remove_scratch(self, folder: Path) -> None:
@@ -141,20 +137,16 @@ class Store:
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file of the sweep's folder atomically."""
-        try:
+        with self.writing():
             write_atomically(self.folder / name, data)
-        except OSError as error:
-            raise self.error(error) from None
 
     def keep_files(self, trial_id: str, scratch: Path) -> None:
         """Move a trial's traces and snapshots from its scratch folder to traces/ID and snapshots/ID."""
-        try:
+        with self.writing():
             for pattern, kept in (("*.trace.json.gz", self.traces), ("*.snapshot.pickle", self.snapshots)):
                 for found in sorted(scratch.glob(pattern)):
                     (kept / trial_id).mkdir(parents=True, exist_ok=True)
                     found.replace(kept / trial_id / found.name)
-        except OSError as error:
-            raise self.error(error) from None
 
     def write_record(self, record: TrialRecord) -> None:
         """Write a trial's record. The trial must not have one yet.
@@ -224,19 +216,13 @@ class Store:
     def set_aside(self, trial_id: str) -> Path:
         """Move a record to set-aside/ under a new name; return its new path."""
         folder = self.folder / "set-aside"
-        try:
+        with self.writing():
             folder.mkdir(exist_ok=True)
             number = 1
             while (target := folder / f"{trial_id}.{number}.json").exists():
                 number += 1
             os.rename(self._path(trial_id), target)
-        except OSError as error:
-            raise self.error(error) from None
         return target.relative_to(self.folder)
-
-    def write_machine(self, machine: Machine) -> None:
-        """Write machine.json."""
-        self.write("machine.json", to_json(machine))
 
     def write_table(self, records: list[TrialRecord]) -> None:
         """Write trials.csv."""

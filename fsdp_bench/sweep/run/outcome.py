@@ -4,8 +4,6 @@ Each rank reports its own outcome. train/processes/rank.py decides that one: out
 host memory, or a crash. Here the ranks' outcomes become one: the first cause wins.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Sequence
 from typing import Literal

@@ -4,8 +4,6 @@ This package does not import the stand-in for NVIDIA's libraries: the subprocess
 ``python -m fsdp_bench.rehearse.build`` compiles it and prints the environment variables that put it before them.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping
 from functools import cache

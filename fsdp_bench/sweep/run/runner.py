@@ -1,7 +1,5 @@
 """Runs a sweep's trials one after another. A crash or a hang is the outcome of its trial and ends no other trial."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Mapping
@@ -146,16 +144,15 @@ class TrialRun:
         self._note_foreign_processes("before")
         workers_seconds = 0.0
         try:
-            trial_file.write_bytes(to_json(self._spec))
-            workers_seconds, launched = self._supervise(launcher, trial_file)
-            verdict = self._verdict(oom_kills().since(kills))
-            if verdict.outcome is not Outcome.OK:
-                verdict = self._after_lost_nodes(launched.lost_nodes(), verdict)
+            with self._store.writing():
+                trial_file.write_bytes(to_json(self._spec))
+                workers_seconds, launched = self._supervise(launcher, trial_file)
+                verdict = self._verdict(oom_kills().since(kills))
+                if verdict.outcome is not Outcome.OK:
+                    verdict = self._after_lost_nodes(launched.lost_nodes(), verdict)
         except LauncherError as error:
             launcher.close()
             verdict = TrialEnd(outcome=Outcome.CRASHED, reason=str(error))
-        except OSError as error:
-            raise self._store.error(error) from None
         self._note_foreign_processes("after")
         if verdict.outcome is Outcome.CRASHED:
             self._check_disk()

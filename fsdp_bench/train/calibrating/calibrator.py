@@ -4,8 +4,6 @@ PARENT is the process ID of its parent. RANK, WORLD_SIZE, LOCAL_RANK, DEVICE, TH
 environment. Rank 0 prints a line of JSON before each part, and writes the measurements to OUT.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -42,7 +40,7 @@ from fsdp_bench.train.calibrating.operator_times import (
     optimizer_times,
 )
 from fsdp_bench.train.measuring.fake_group import replace_group_by_fake
-from fsdp_bench.train.measuring.meters import Nvml, Unmetered
+from fsdp_bench.train.measuring.meters import MemoryMeter, Nvml
 from fsdp_bench.train.models.loss import loss_function
 from fsdp_bench.train.models.transformer import BLOCKS, attention_kernel, build, initialize
 from fsdp_bench.train.processes.backends import versions
@@ -192,7 +190,7 @@ def time_model_steps(watch: Stopwatch) -> dict[str, float]:
 
 
 def _stepper(model: nn.Module, setup: TrainSetup, device: torch.device) -> Callable[[], object]:
-    training = prepared(model, loss_function(setup.loss), setup, device, Unmetered())
+    training = prepared(model, loss_function(setup.loss), setup, device, MemoryMeter())
     tokens = torch.zeros(1, CALIBRATION_SEQUENCE_LENGTH + 1, dtype=torch.long)
     return lambda: train_step(training, [tokens])
 

@@ -1,7 +1,5 @@
 """Times single operators: matrix products, attention, memory-bound operators, copies, optimizers."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ It is registered as PyTorch's device for other vendors (PrivateUse1), with a dev
 fake, so no kernel ever runs, and streams have only an identity.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
@@ -38,7 +36,7 @@ class FakeStream(_WithoutWork):
     query = _WithoutWork._true
     wait_stream = wait_event = _WithoutWork._nothing
 
-    def record_event(self, event: FakeEvent | None = None) -> FakeEvent:
+    def record_event(self, event: "FakeEvent | None" = None) -> "FakeEvent":
         """Return an event that is already complete."""
         return event or FakeEvent()
 
@@ -52,7 +50,7 @@ class FakeEvent(_WithoutWork):
     query = _WithoutWork._true
     wait = _WithoutWork._nothing
 
-    def record(self, stream: Any = None) -> FakeEvent:
+    def record(self, stream: Any = None) -> "FakeEvent":
         """Return this event."""
         return self
 

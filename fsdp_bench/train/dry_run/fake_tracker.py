@@ -3,8 +3,6 @@
 Each storage gets a number when it is created, and keeps it, however often FSDP frees and restores the storage.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from fsdp_bench.spec.rank_report import MemoryReading
 from fsdp_bench.spec.subprocesses.dry_run import CATEGORIES, MemoryAtStart
+from fsdp_bench.train.measuring.meters import MemoryMeter
 from fsdp_bench.train.measuring.storage_tracker import StorageTracker
 from fsdp_bench.train.step import Training
 from fsdp_bench.train.wrapping.readback import local, optimizer_states
@@ -71,8 +70,8 @@ class RecordedStep:
         return {number: size for number, size in sizes.items() if size}
 
 
-class FakeTracker(StorageTracker):
-    """Tracks fake tensors on one fake device. It is also a MemoryMeter, to which train_step reports phases."""
+class FakeTracker(StorageTracker, MemoryMeter):
+    """Tracks fake tensors on one fake device; train_step reports phases to it."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -136,9 +135,6 @@ class FakeTracker(StorageTracker):
         for call in self.on_phase:
             call(name)
 
-    def end_phases(self) -> None:
-        """Do nothing: phases are tracked to the end."""
-
     def reading(self) -> MemoryReading:
         """Return the peaks by phase."""
         worst = max(self.peaks, key=lambda phase: self.peaks[phase])
@@ -194,8 +190,7 @@ _FOLLOWED: dict[str, Follow] = {
         ("aten::add", "aten::add_"), lambda tracker, args, kwargs, result: tracker.moved(args[:2], result, added=True)
     ),
     **dict.fromkeys(
-        ("aten::copy_", "aten::_foreach_copy_"),
-        lambda tracker, args, kwargs, result: tracker.moved(args[1], args[0]),
+        ("aten::copy_", "aten::_foreach_copy_"), lambda tracker, args, kwargs, result: tracker.moved(args[1], args[0])
     ),
     **dict.fromkeys(
         ("fsdp::chunk_cat", "fsdp::split_with_sizes_copy"),

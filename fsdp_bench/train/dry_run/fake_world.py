@@ -8,8 +8,6 @@ There are two devices. ``cpu`` behaves like a gloo rank on a CPU. The fake accel
 it has streams, device memory separate from host memory, and the allocations of CUDA kernels.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

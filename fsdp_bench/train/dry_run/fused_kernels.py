@@ -13,8 +13,6 @@ and cuDNN's attention. The fake accelerator's tensors have CPU dispatch keys (wo
 replacements are registered for these keys, and removed at the end.
 """
 
-from __future__ import annotations
-
 import operator
 import weakref
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ Standard input: one DryRunSpec a line, as JSON. Standard output: one DryRunAnswe
 spec fails, the others still run.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import sys
@@ -15,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import repeat
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import msgspec
 import torch
@@ -218,19 +216,14 @@ def answer(line: str) -> DryRunAnswer:
     return answered(DryRunAnswer, result)
 
 
-def serve(lines: TextIO, out: TextIO) -> None:
-    """Answer every line."""
-    for line in lines:
-        out.write(msgspec.json.encode(to_builtins(answer(line))).decode() + "\n")
-        out.flush()
-
-
 def main() -> None:
     """Answer standard input."""
     out = answers_only()
     importlib.import_module("torch._dynamo.config")  # FakeTensorMode imports it
     gc.freeze()  # what torch's import left need not be looked through in every collection
-    serve(sys.stdin, out)
+    for line in sys.stdin:
+        out.write(msgspec.json.encode(to_builtins(answer(line))).decode() + "\n")
+        out.flush()
 
 
 if __name__ == "__main__":

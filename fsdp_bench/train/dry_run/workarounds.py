@@ -5,8 +5,6 @@ symbol is missing or has changed in the installed torch, dry runs are refused wi
 does not run. All were checked on torch 2.13.0 and, except FakeTensor.view, on 2.11.0, and on no other version.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import weakref
@@ -35,7 +33,7 @@ class Workaround:
     symbol: str
     """``module:attribute.path``."""
     marker: str
-    """A part of the symbol's source (or docstring, for compiled code) on which the replacement relies."""
+    """A part of the symbol's source (for compiled code its name and docstring) on which the replacement relies."""
     why: str
     replace: Replace
     """Takes the original, returns the replacement."""
@@ -94,11 +92,15 @@ def applied(accelerator: bool) -> Iterator[None]:
 WORKAROUNDS: list[Workaround] = []
 
 
-def workaround(symbol: str, marker: str, why: str, only_accelerator: bool = False) -> Callable[[Replace], Replace]:
-    """Add a workaround; the decorated function takes the original and returns the replacement."""
+def workaround(symbol: str, why: str, marker: str = "", only_accelerator: bool = False) -> Callable[[Replace], Replace]:
+    """Add a workaround; the decorated function takes the original and returns the replacement.
+
+    ``marker`` is by default the symbol's own name, for compiled code.
+    """
 
     def add(replace: Replace) -> Replace:
-        WORKAROUNDS.append(Workaround(symbol, marker, why, replace, only_accelerator))
+        given = marker or symbol.rpartition(":")[2].rpartition(".")[2]
+        WORKAROUNDS.append(Workaround(symbol, given, why, replace, only_accelerator))
         return replace
 
     return add
@@ -106,7 +108,6 @@ def workaround(symbol: str, marker: str, why: str, only_accelerator: bool = Fals
 
 @workaround(
     symbol="torch:UntypedStorage.data_ptr",
-    marker="data_ptr",
     why="FSDP1 asks by address whether a storage is allocated and whether two tensors share one; a fake one's is 0",
 )
 def _storage_address(original: Any) -> Any:
@@ -120,7 +121,6 @@ def _storage_address(original: Any) -> Any:
 
 @workaround(
     symbol="torch._subclasses.fake_tensor:FakeTensor.data_ptr",
-    marker="data_ptr",
     why="the same for tensors (_runtime_utils._catch_all_reshard)",
 )
 def _tensor_address(_original: Any) -> Any:
@@ -206,7 +206,6 @@ class _RealIndices(TorchDispatchMode):
 
 @workaround(
     symbol="torch.distributed:Reducer._rebuild_buckets",
-    marker="_rebuild_buckets",
     why="DDP's reducer writes the buckets' indices into int32 tensors by pointer",
 )
 def _rebuild_with_real_indices(original: Any) -> Any:
@@ -219,7 +218,6 @@ def _rebuild_with_real_indices(original: Any) -> Any:
 
 @workaround(
     symbol="torch._subclasses.fake_tensor:FakeTensor.data",
-    marker="data",
     why="``x.data = y`` changes the storage but not the fake device, which CPU offload moves (flat_param_to), nor that "
     "of the base of a view",
     only_accelerator=True,
@@ -239,7 +237,6 @@ def _data_with_device(original: Any) -> Any:
 
 @workaround(
     symbol="torch._subclasses.fake_tensor:FakeTensor.view",
-    marker="view",
     why="a view of a fake tensor holds what it is a view of, for its reverse view function (ADInplaceOrView makes "
     "one where Python dispatches), and with it the memory that ``x.data = y`` frees on a GPU",
     only_accelerator=True,
@@ -255,7 +252,6 @@ def _view_that_knows(original: Any) -> Any:
 
 @workaround(
     symbol="torch:Tensor._make_subclass",
-    marker="_make_subclass",
     why="tensors of the fake accelerator get a CPU's dispatch keys: without a kernel for its own, torch decomposes "
     "operators that a GPU runs whole (silu_backward), and C++ refuses to swap a tensor's data between devices",
     only_accelerator=True,
@@ -271,7 +267,6 @@ def _with_cpu_keys(original: Any) -> Any:
 
 @workaround(
     symbol="torch._subclasses.fake_tensor:FakeTensor.pin_memory",
-    marker="pin_memory",
     why="pinning, which copies, has no fake kernel",
     only_accelerator=True,
 )
@@ -281,7 +276,6 @@ def _pinned_copy(_original: Any) -> Any:
 
 @workaround(
     symbol="torch._subclasses.fake_tensor:FakeTensor.is_pinned",
-    marker="is_pinned",
     why="a fake host tensor is as if pinned",
     only_accelerator=True,
 )
@@ -291,7 +285,6 @@ def _always(_original: Any) -> Any:
 
 @workaround(
     symbol="torch._subclasses.fake_tensor:FakeTensor.record_stream",
-    marker="record_stream",
     why="it has no fake kernel, and says nothing about live bytes",
     only_accelerator=True,
 )
@@ -331,7 +324,6 @@ def _stream_without_work(_original: Any) -> Any:
 
 @workaround(
     symbol="torch:clear_autocast_cache",
-    marker="clear_autocast_cache",
     why="fused_kernels.py keeps its own casts of parameters, which must end when torch's do",
     only_accelerator=True,
 )

@@ -5,8 +5,6 @@ compute is all other kernels. With gloo, collectives are the operations of the p
 on any other thread. Both are read in extra steps, never in a measured step.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections import defaultdict
@@ -142,7 +140,7 @@ def split_gloo(events: list[ProfilerEvent]) -> Split:
     return collectives, compute, {}
 
 
-def build_reading(step_seconds: float, split: Split, counter: CollectiveCounter) -> CommunicationReading:
+def build_reading(step_seconds: float, split: Split, counter: "CollectiveCounter") -> CommunicationReading:
     """Make a reading of intervals and counts, with every kind that was counted or timed."""
     collectives, compute, copies = split
     timed = {**collectives, **copies}

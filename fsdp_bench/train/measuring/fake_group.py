@@ -9,8 +9,6 @@ compute cost each other by sharing cores, memory or multiprocessors.
 An emulated trial is one process with such a group, as rank 0 of many: its memory and compute are those of a real rank.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import inspect
@@ -23,6 +21,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -60,19 +59,18 @@ def add_finished_hook(model: nn.Module, setup: TrainSetup) -> None:
         model.register_comm_hook(None, finished_hook)
 
 
-def finished_hook(group: dist.ProcessGroup | None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-    """All-reduce a bucket; return a finished future with its tensor. A fake group's own future is empty."""
+def finished_hook(
+    group: dist.ProcessGroup | None,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
+    """All-reduce a bucket; return a finished future with its tensor. A fake group's own future is empty.
+
+    DDP compares the annotations with the types themselves (_check_comm_hook in distributed.py).
+    """
     dist.all_reduce(bucket.buffer(), group=group)
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
-
-
-# DDP refuses annotations that are strings (distributed.py, _check_comm_hook).
-finished_hook.__annotations__ = {
-    "bucket": torch._C._distributed_c10d.GradBucket,
-    "return": torch.futures.Future[torch.Tensor],
-}
 
 
 _GATHERS = ("all_gather_into_tensor", "all_gather_single")
@@ -176,22 +174,13 @@ def _reduce_on_host(device_type: str, reduce: Call, bound: inspect.BoundArgument
     return None
 
 
-class _FinishedWork:
-    """The work of an asynchronous collective that has already ended, with a future that holds its tensor."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
-        self._future.set_result([tensor])
-
-    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        return self._future
-
-    def wait(self) -> bool:
-        return True
-
-
 def _with_a_future(reduce: Call, bound: inspect.BoundArguments) -> Any:
+    """Reduce at once; the work of an asynchronous collective has a future that holds its tensor."""
     is_asynchronous = bound.arguments.get("async_op")
     bound.arguments["async_op"] = False
     work = reduce(bound)
-    return _FinishedWork(bound.arguments["tensor"]) if is_asynchronous else work
+    if not is_asynchronous:
+        return work
+    future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+    future.set_result([bound.arguments["tensor"]])
+    return _create_work_from_future(future)

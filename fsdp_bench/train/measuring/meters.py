@@ -4,14 +4,12 @@ Phases are read in the warm-up steps only, so that reading does not slow timed s
 at the end.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import threading
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -80,7 +78,7 @@ class TelemetrySampler:
             if self._stop.wait(SAMPLE_SECONDS):
                 return
 
-    def __enter__(self) -> TelemetrySampler:
+    def __enter__(self) -> "TelemetrySampler":
         self._thread.start()
         return self
 
@@ -102,38 +100,26 @@ GLOO_RELEASE_SECONDS = 0.005
 """The time to wait between phases: gloo's threads keep the tensors of a finished collective a little longer."""
 
 
-class MemoryMeter(Protocol):
-    """Measures the memory of one rank by phase. The training loop tells it when a phase begins."""
+class MemoryMeter:
+    """Measures the memory of one rank by phase. The training loop tells it when a phase begins.
 
-    current_phase: str
+    This one measures nothing, for steps that are only timed.
+    """
+
+    current_phase = WITHOUT_COMMUNICATION
 
     def phase(self, name: str) -> None:
-        """Begin a new phase."""
+        """End the current phase and begin a new one."""
 
     def end_phases(self) -> None:
         """End the warm-up. From here only the overall peak is tracked."""
 
     def reading(self) -> MemoryReading:
         """Return the readings so far."""
-
-
-class Unmetered:
-    """A meter that measures nothing, for steps that are only timed."""
-
-    current_phase = WITHOUT_COMMUNICATION
-
-    def phase(self, name: str) -> None:
-        """Do nothing."""
-
-    def end_phases(self) -> None:
-        """Do nothing."""
-
-    def reading(self) -> MemoryReading:
-        """Return an empty reading."""
         raise AssertionError("nothing was metered")
 
 
-class _PhasesMeter:
+class _PhasesMeter(MemoryMeter):
     """Peaks by phase, and host memory: the peak resident set size of this process, and its cgroup's peak."""
 
     def __init__(self) -> None:

@@ -3,8 +3,6 @@
 Not covered: memory that operators use internally and the process group's own buffers, which are not tensors.
 """
 
-from __future__ import annotations
-
 import time
 import weakref
 from collections.abc import Callable

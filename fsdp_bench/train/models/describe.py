@@ -3,8 +3,6 @@
 Standard input: a list of CodeToBuild, as JSON. Standard output: a list of DescriptionAnswer, in the same order.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib.metadata import version
 from typing import Any

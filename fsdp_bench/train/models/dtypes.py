@@ -1,7 +1,5 @@
 """torch's dtypes by the names of spec/setup.py."""
 
-from __future__ import annotations
-
 import torch
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -5,8 +5,6 @@ Written from flash_attn_interface.py of Dao-AILab/flash-attention 2.8 (FlashAttn
 packed sequences (flash_attn_varlen_func), heads that are no multiple of 8, dropout's probabilities.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Builds a Hugging Face model and a batch from the fields of its config.json."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping

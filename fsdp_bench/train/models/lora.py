@@ -1,7 +1,5 @@
 """Puts PEFT's adapters into a Hugging Face model, on tensors without data."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 A HeadLoss includes the head: it takes the head's weight V, D, its input T, D and targets T, where T is B*S.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -128,10 +126,7 @@ def _on_rows(cross_entropy: LossFunction) -> LossFunction:
     return loss
 
 
-_INSTALL = {
-    "liger_kernel": install_hint("liger"),
-    "flash_attn": "pip install flash-attn --no-build-isolation",
-}
+_INSTALL = {"liger_kernel": install_hint("liger"), "flash_attn": "pip install flash-attn --no-build-isolation"}
 
 
 def _from_package(kind: Loss, module: str, name: str) -> Any:

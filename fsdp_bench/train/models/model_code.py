@@ -1,7 +1,5 @@
 """Builds a trial's model from Hugging Face's code or a user's function, with data, its batches, and another loss."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -31,12 +29,7 @@ from fsdp_bench.train.models.user_module import (
 
 
 def build_code(
-    code: ModelCode,
-    setup: TrainSetup,
-    rank: int,
-    num_steps: int,
-    device: torch.device,
-    without_data: bool = False,
+    code: ModelCode, setup: TrainSetup, rank: int, num_steps: int, device: torch.device, without_data: bool = False
 ) -> tuple[nn.Module, type[nn.Module] | None, Iterator[list[Any]]]:
     """Build a model with the same values on every rank, which is trained on a device for so many steps.
 

@@ -1,7 +1,5 @@
 """The optimizers of the benchmark, from torch.optim and torchao.optim."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterable
 from functools import partial

@@ -6,8 +6,6 @@ FSDP shards and gathers as any other. The QuantState that is needed to read them
 rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -6,8 +6,6 @@ what torchtitan offers: its attention by F.scaled_dot_product_attention, and its
 (CrossEntropyLoss). Its configs for language models take flex or varlen attention, and the loss in chunks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -7,8 +7,6 @@ Shape suffixes: B batch, S sequence, D hidden_size, H heads, K key-value heads, 
 V vocab_size.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator
 from typing import Any

@@ -7,8 +7,6 @@ reading a value fails. In a trial it is called for real. Its parameter named ``m
 output itself if it is a scalar, or else the first floating tensor in the output; of several elements their mean.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

@@ -3,8 +3,6 @@
 It runs in a process of its own, because asking CUDA starts it, which the process of a sweep must not do.
 """
 
-from __future__ import annotations
-
 import json
 import platform
 

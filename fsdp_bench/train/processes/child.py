@@ -1,7 +1,5 @@
 """A process that fsdp-bench starts: it ends when its parent ends, however that ends, and answers with JSON."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,13 +1,11 @@
 """Measures one trial on one rank: what it trains, load, warm-up, measured and profiled steps. The report has it all."""
 
-from __future__ import annotations
-
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,7 +21,7 @@ from fsdp_bench.spec.record import WITHOUT_COMMUNICATION, TrialSpec
 from fsdp_bench.spec.setup import Loss, TrainSetup
 from fsdp_bench.train.measuring.communication import measure_communication
 from fsdp_bench.train.measuring.fake_group import WARMUP_STEPS, add_finished_hook, replace_group_by_fake
-from fsdp_bench.train.measuring.meters import MemoryMeter, Nvml, TelemetrySampler, Unmetered, build_meter
+from fsdp_bench.train.measuring.meters import MemoryMeter, Nvml, TelemetrySampler, build_meter
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.huggingface import unpacked_sequences
 from fsdp_bench.train.models.loss import head_loss, loss_function
@@ -95,7 +93,7 @@ def _measure_without_communication(this: Rank) -> None:
     setup, num_steps = this.spec.setup, this.spec.run.steps_without_communication
     try:
         replace_group_by_fake(this.rank, setup.world_size)
-        subject, training = _prepare(this, Unmetered(), WARMUP_STEPS + num_steps)
+        subject, training = _prepare(this, MemoryMeter(), WARMUP_STEPS + num_steps)
         seconds = [_timed_step(training, subject) for _ in range(WARMUP_STEPS + num_steps)]
         this.update(seconds_without_communication=tuple(seconds[WARMUP_STEPS:]))
     except Exception as error:
@@ -103,12 +101,12 @@ def _measure_without_communication(this: Rank) -> None:
         this.update(without_communication_failure=classify(error, this.stage)[1].message)
 
 
-def _prepare(this: Rank, meter: MemoryMeter, num_steps: int) -> tuple[RankModel, Training]:
+def _prepare(this: Rank, meter: MemoryMeter, num_steps: int) -> "tuple[RankModel, Training]":
     subject = subject_of(this.spec, this.rank, this.device, num_steps)
     return subject, subject.wrapped(this.spec.setup, this.device, meter)
 
 
-def _timed_step(training: Training, subject: RankModel) -> float:
+def _timed_step(training: Training, subject: "RankModel") -> float:
     micro_batches = next(subject.batches)
     training.meter.phase("forward")  # the last optimizer ends here: what moves to the device is this step's
     _synchronize(training.device)
@@ -184,7 +182,7 @@ def subject_of(spec: TrialSpec, rank: int, device: torch.device, num_steps: int)
     """Build what a rank trains for so many steps."""
     setup = spec.setup
     if setup.loss.is_fused and spec.run.rehearsed_on is not None:
-        _compute_integers_once()
+        compute_small_integers()  # targets are what they are in training: Liger's losses assert it
     if isinstance(spec.model, ModelCode):
         without_data = spec.run.rehearsed_on is not None
         model, block, code_batches = build_code(spec.model, setup, rank, num_steps, device, without_data)
@@ -204,9 +202,3 @@ def subject_of(spec: TrialSpec, rank: int, device: torch.device, num_steps: int)
         step=train_step,
         initialize=partial(initialize, seed=setup.seed),
     )
-
-
-@cache
-def _compute_integers_once() -> None:
-    """Let targets in a rehearsal be what they are in training: Liger's losses assert it."""
-    compute_small_integers()

@@ -1,7 +1,5 @@
 """The state of one rank of a trial: its device, its stage, its report and its files; the outcome of its exception."""
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

@@ -10,8 +10,6 @@ Protocol, one JSON object a line. In: ``{"trial": path, "scratch": folder, "worl
 ``{"event": "exited", "rank": r, "status": s}`` where s is a status of waitpid, and ``{"event": "ended"}``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

@@ -8,8 +8,6 @@ node. Nothing here, and nothing in the ranks, knows which of them it was.
 torchrun runs this module again for each rank, with the arguments ``rank TRIAL.json SCRATCH``.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import socket

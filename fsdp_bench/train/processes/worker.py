@@ -3,8 +3,6 @@
 The fork server calls run_rank; under torchrun, torchrun.py calls it.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import sys
@@ -97,7 +95,9 @@ def _start(this: Rank, launcher: str, num_local: int) -> None:
     started = {"launcher": launcher}
     if is_on_several_nodes():
         started |= {"node": node_name(), "ranks_per_node": str(num_local)}
-    this.update(environment=_environment(this, threads) | started, device_name=_device_name(this.device))
+    is_cuda, machine = this.device.type == "cuda", platform.processor() or platform.machine()
+    device_name = torch.cuda.get_device_name(this.device) if is_cuda else machine
+    this.update(environment=_environment(this, threads) | started, device_name=device_name)
 
 
 def _num_cores() -> int:
@@ -110,10 +110,6 @@ def _backend(this: Rank) -> str:
     if this.device.type != "cuda" or this.spec.run.backend == "gloo":
         return "gloo"
     return "cpu:gloo,cuda:nccl" if this.spec.setup.offload is Offload.PARAMS else "nccl"
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else (platform.processor() or platform.machine())
 
 
 def _environment(this: Rank, threads: int) -> dict[str, str]:

@@ -5,8 +5,6 @@ inputs it hands on, and what torch adds to give a gradient its input's shape and
 is known for each node.
 """
 
-from __future__ import annotations
-
 import heapq
 from itertools import chain
 from typing import Any

@@ -4,8 +4,6 @@ A point gives every symbol a value. The values are unlike each other, so that ha
 the last point is never used to find a formula, only to check it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -163,7 +161,7 @@ class Size(int):
     """The factors of each product."""
 
     @classmethod
-    def sum_of(cls, terms: Iterable[Iterable[int]]) -> Size:
+    def sum_of(cls, terms: Iterable[Iterable[int]]) -> "Size":
         """Return a sum of products."""
         plain = tuple(tuple(int(factor) for factor in term) for term in terms)
         made = cls(sum(math.prod(term) for term in plain))
@@ -171,12 +169,12 @@ class Size(int):
         return made
 
     @classmethod
-    def product(cls, *factors: int) -> Size:
+    def product(cls, *factors: int) -> "Size":
         """Return a product."""
         return cls.sum_of([factors])
 
     @classmethod
-    def of_storage(cls, tensor: torch.Tensor) -> Size:
+    def of_storage(cls, tensor: torch.Tensor) -> "Size":
         """Return the bytes of a tensor's storage; as its shape where it fills the storage."""
         num_bytes = tensor.untyped_storage().nbytes()
         if num_bytes == tensor.numel() * tensor.element_size():

@@ -4,8 +4,6 @@ It runs once under saved-tensor hooks that keep shapes instead of tensors. So a 
 of it, and what autograd holds is kept apart: what replays the recording has an autograd of its own.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

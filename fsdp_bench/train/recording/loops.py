@@ -5,8 +5,6 @@ alternate, with what its caller does up to the next one. Iterations do the same 
 node is named by how many iterations before it was made, instead of by its number.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, pairwise
@@ -47,7 +45,7 @@ class Iteration(NamedTuple):
     nodes: list[int]
 
     @classmethod
-    def of(cls, code: Code) -> Iteration:
+    def of(cls, code: Code) -> "Iteration":
         """Return the iteration that does this."""
         every = list(instructions(code))
         storages = [allocation[0] for event in every if event[0] == "o" for allocation in event[5]]

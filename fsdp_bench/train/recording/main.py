@@ -3,8 +3,6 @@
 Standard input: a RecordingSpec, as JSON. Standard output: a RecordingAnswer. Standard error: a line for each variant.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import sys

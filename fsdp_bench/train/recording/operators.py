@@ -10,8 +10,6 @@ aten::_safe_softmax              rows, columns
 any other                        nothing: the bytes that it reads and writes decide
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

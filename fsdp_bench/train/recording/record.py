@@ -1,7 +1,5 @@
 """Records a model's code: every variant, at as many points as its formulas need."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Records one training step of one model at one point: one compute dtype, batch size and sequence length."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -14,7 +12,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.variants import VariantKind
 from fsdp_bench.train.models.lora import keeps_its_dtype
 from fsdp_bench.train.models.quantized import quantization_tensors
-from fsdp_bench.train.models.user_module import CONTRACT, call_model
+from fsdp_bench.train.models.user_module import CONTRACT, allocate_parameters, call_model
 from fsdp_bench.train.recording.backward import RawNode, record_backward
 from fsdp_bench.train.recording.formulas import Size
 from fsdp_bench.train.recording.forward import Code, Recorder, calls_logged, described, nested
@@ -48,10 +46,11 @@ def record_step(
     Raises SpecError if the step cannot be recorded.
     """
     if not kind.autocast:
-        compute_in(model, dtype, device)
+        allocate_parameters(model, dtype, device, keeps=keeps_its_dtype)  # as wrappers show them while gathered
         batch = tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, batch)
     names = {parameter: name for name, parameter in model.named_parameters()}
-    recorder = Recorder(device, _vocabulary(model), kind.is_offloaded)
+    vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)  # the width of logits, where it is known
+    recorder = Recorder(device, vocabulary if isinstance(vocabulary, int) else None, kind.is_offloaded)
     for parameter, name in names.items():
         recorder.name(parameter, ["p", name])
     buffers = _name_buffers(recorder, model)
@@ -74,22 +73,6 @@ def record_step(
     nodes, notes = record_backward(recorder, loss, names)
     top = nested(log, nodes, recorder.opened_by)
     return RawStep(top, dict(sorted(nodes.items())), described_loss, buffers), notes
-
-
-@torch.no_grad()
-def compute_in(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-    """Replace parameters as wrappers show them while they are gathered; buffers stay as they are stored."""
-    made: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is None or not parameter.is_floating_point() or keeps_its_dtype(parameter):
-                continue
-            if parameter.dtype == dtype:
-                continue
-            if id(parameter) not in made:
-                fresh = torch.empty(parameter.shape, dtype=dtype, device=device)
-                made[id(parameter)] = nn.Parameter(fresh, requires_grad=parameter.requires_grad)
-            module._parameters[name] = made[id(parameter)]
 
 
 def _cast_inputs(model: nn.Module, block: type[nn.Module], dtype: torch.dtype) -> None:
@@ -124,12 +107,6 @@ def _name_buffers(recorder: Recorder, model: nn.Module) -> list[tuple[str, Size]
             recorder.name(buffer, ["b", len(found)])
             found.append((name.rpartition(".")[0], Size.of_storage(buffer)))
     return found
-
-
-def _vocabulary(model: nn.Module) -> int | None:
-    """Return the width of the logits, if the model is known to have some."""
-    found = getattr(getattr(model, "config", None), "vocab_size", None)
-    return found if isinstance(found, int) else None
 
 
 @contextmanager

@@ -3,8 +3,6 @@
 The other order, checkpoint(FSDP(block)), gathers a block's parameters a second time for the recomputation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reads strategy, units and dtypes back from a wrapped model, for the record of a trial."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,10 +41,7 @@ def optimizer_states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def effective_setup(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    gradient_dtypes: tuple[str, ...],
-    setup: TrainSetup,
+    model: nn.Module, optimizer: torch.optim.Optimizer, gradient_dtypes: tuple[str, ...], setup: TrainSetup
 ) -> EffectiveSetup:
     """Read strategy, units, groups and dtypes back. ``gradient_dtypes`` are from before the optimizer's step."""
     strategy, wrapper, num_units, group_size = _wrapping(model)

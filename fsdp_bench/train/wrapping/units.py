@@ -1,7 +1,5 @@
 """The modules that become FSDP units, by one rule for FSDP1 and FSDP2, and the plan by which a model is wrapped."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
+from torch.distributed.fsdp.wrap import _recursive_wrap, size_based_auto_wrap_policy
 
 from fsdp_bench.spec.errors import WrapError
 from fsdp_bench.spec.impossible import TIED_ENDS
@@ -31,20 +29,14 @@ def units_by_class(model: nn.Module, classes: BlockClasses) -> list[nn.Module]:
 
 
 def units_by_policy(model: nn.Module, policy: Policy) -> list[nn.Module]:
-    """Return the modules that FSDP1's recursion would wrap (torch.distributed.fsdp.wrap._recursive_wrap)."""
+    """Return the modules that FSDP1's own recursion wraps, which is given a wrapper that only notes them."""
     units: list[nn.Module] = []
 
-    def visit(module: nn.Module, is_root: bool) -> int:
-        numel = sum(parameter.numel() for parameter in module.parameters())
-        if not policy(module=module, recurse=True, nonwrapped_numel=numel):
-            return 0
-        wrapped = sum(visit(child, is_root=False) for child in module.children())
-        if is_root or not policy(module=module, recurse=False, nonwrapped_numel=numel - wrapped):
-            return wrapped
+    def note(module: nn.Module, **_overrides: object) -> nn.Module:
         units.append(module)
-        return numel
+        return module
 
-    visit(model, is_root=True)
+    _recursive_wrap(model, policy, note, ignored_modules=set(), ignored_params=set(), only_wrap_children=True)
     return units
 
 

@@ -15,8 +15,6 @@ With reshard_after_forward=N fully_shard's units are resharded to N ranks instea
 can stay gathered (TrainSetup.reshard_last_block, Wrap.BLOCK_AND_ENDS).
 """
 
-from __future__ import annotations
-
 import gc
 import warnings
 from collections.abc import Iterable
@@ -45,11 +43,7 @@ from fsdp_bench.spec.setup import (
 )
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.lora import keeps_its_dtype
-from fsdp_bench.train.wrapping.activation_checkpointing import (
-    checkpoint_blocks,
-    offload_blocks,
-    require_grad_of_inputs,
-)
+from fsdp_bench.train.wrapping.activation_checkpointing import checkpoint_blocks, offload_blocks, require_grad_of_inputs
 from fsdp_bench.train.wrapping.units import (
     BlockClasses,
     Initializer,

@@ -3,8 +3,6 @@
 DistributedDataParallel is NO_SHARD under fsdp2. On one rank it is the model without a wrapper.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 
@@ -200,9 +198,7 @@ def wrap_ddp(model: nn.Module, plan: WrapPlan) -> nn.Module:
     # Without a group the compression hooks reduce over the whole world, whatever DDP was given.
     group = plan.process_group or (plan.mesh.get_group() if plan.mesh is not None else None)
     wrapped = DistributedDataParallel(
-        model,
-        device_ids=[plan.device] if plan.device.type == "cuda" else None,
-        process_group=group,
+        model, device_ids=[plan.device] if plan.device.type == "cuda" else None, process_group=group
     )
     if precision.reduce != precision.store:
         wrapped.register_comm_hook(group, _COMPRESSION[precision.reduce])

@@ -1,7 +1,5 @@
 """Every model of models.toml, built by transformers from hf_config(): the published count, and no misspelt field."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A check of a real script: it resumes after an interrupt, and names the line that grew."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Predictions count what PyTorch's allocator does: bytes rounded up to 512. LoRA and QLoRA are those that come recorded.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The largest value with which a script fits, found in few rehearsals, is that of a full scan."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 from typing import Any

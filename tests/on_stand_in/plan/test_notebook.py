@@ -1,7 +1,5 @@
 """notebooks/your_own_script.ipynb rehearses a script; what it prints is what it says."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

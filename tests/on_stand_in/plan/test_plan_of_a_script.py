@@ -1,7 +1,5 @@
 """A plan for a real script: its winner, rehearsed by itself, has the memory and the speed that the plan says."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

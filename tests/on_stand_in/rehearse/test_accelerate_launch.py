@@ -1,7 +1,5 @@
 """accelerate's arguments and config files, read by accelerate itself, give one rank what accelerate would give it."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One command with several values: in its words, its environment, its configuration file; accelerate's strategy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The tests that need a GPU, but neither NCCL nor time, and the guide's rehearsals pass on the stand-in, too."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The structs of stand_in/cuda_abi.h against NVIDIA's headers, where pip has installed them beside torch."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Forks of a process that has loaded torch: each is like a new process, and pays for no import."""
 
-from __future__ import annotations
-
 import select
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Real training scripts, unmodified, as one rank: Trainer, Accelerate, PEFT, torch.compile; and scripts that fail."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The time of a rehearsed step: against predict's with the same rates, and of scripts that predict does not know."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -67,11 +65,7 @@ SETUPS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("family", "nodes", "changes"),
-    SETUPS,
-    ids=str,
-)
+@pytest.mark.parametrize(("family", "nodes", "changes"), SETUPS, ids=str)
 def test_a_step_takes_as_long_as_predicted_with_the_same_rates(
     family: str, nodes: int, changes: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -1,7 +1,5 @@
 """Files that Hugging Face's libraries write in a rehearsal: the script reads them back, the disk is as it was."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

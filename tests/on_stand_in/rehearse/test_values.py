@@ -1,7 +1,5 @@
 """Values that scripts read from the GPU: small integers are computed, results of floating-point numbers are unknown."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """PyTorch's CUDA build on the stand-in: what it asks for, what runs, and that noting it changes nothing."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

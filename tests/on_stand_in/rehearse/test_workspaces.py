@@ -1,7 +1,5 @@
 """Storages and allocations of operators, kernels and AdamW8bit on the stand-in, beside their results."""
 
-from __future__ import annotations
-
 import json
 import random
 from math import prod

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from fsdp_bench.spec.codec import from_builtins
 from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import TrainSetup
-from fsdp_bench.train.measuring.meters import Unmetered
+from fsdp_bench.train.measuring.meters import MemoryMeter
 from fsdp_bench.train.models.dtypes import DTYPES
 from fsdp_bench.train.models.loss import head_loss, loss_function
 from fsdp_bench.train.models.transformer import BLOCKS, build, initialize
@@ -33,7 +33,7 @@ model = fsdp(
     device=device,
     initialize=lambda parameter, name: initialize(parameter, name, setup.seed),
 )
-training = prepared(model, loss_function(setup.loss), setup, device, Unmetered())
+training = prepared(model, loss_function(setup.loss), setup, device, MemoryMeter())
 for _ in range(8):
     tokens = [
         torch.randint(0, shape.vocab_size, (setup.micro_batch_size, setup.sequence_length + 1))

@@ -3,8 +3,6 @@
 Shapes are away from the defaults: masks of every kind, heads that are no multiple of 8, odd lengths, grouped keys.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys

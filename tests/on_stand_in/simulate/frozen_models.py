@@ -1,7 +1,5 @@
 """A small model with frozen parameters, as ``--module`` takes it."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Recordings of the catalogue against dry runs of transformers' and torchtitan's code."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

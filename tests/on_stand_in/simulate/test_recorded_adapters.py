@@ -1,7 +1,5 @@
 """Recordings with adapters that come with fsdp-bench: the same predictions as those that are made on demand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Recordings of transformers' code against dry runs of it: adapters, frozen parameters, other kinds of attention."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

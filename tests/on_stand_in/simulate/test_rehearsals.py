@@ -1,7 +1,5 @@
 """Predicted peaks against rehearsals: drawn setups, GPUs without FlashAttention, sliding windows."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import random

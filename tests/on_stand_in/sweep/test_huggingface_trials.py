@@ -1,7 +1,5 @@
 """Trials of Hugging Face's models, with losses of their own and others, and with adapters: on gloo ranks, rehearsed."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from functools import cache
@@ -229,11 +227,7 @@ class TestOnTheStandIn:
 
     @pytest.mark.parametrize(
         ("grids", "count"),
-        [
-            (LORA, 2),
-            pytest.param([*LORA, LOSSES_OF_LORA], 4, marks=pytest.mark.slow),
-            ([QLORA], 2),
-        ],
+        [(LORA, 2), pytest.param([*LORA, LOSSES_OF_LORA], 4, marks=pytest.mark.slow), ([QLORA], 2)],
         ids=["lora", "lora with other losses", "qlora"],
     )
     def test_peaks_with_adapters_are_within_one_per_cent(

@@ -1,7 +1,5 @@
 """Rehearsed sweeps: rank 0 of every trial in PyTorch's CUDA build, on a GPU that is not there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Predictions against rehearsals of drawn setups."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

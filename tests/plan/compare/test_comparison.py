@@ -1,7 +1,5 @@
 """compare(): differences add up, are the negative the other way round, and nothing differs from itself."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Two rehearsals compared: lines that moved or were edited are the same lines; bytes and seconds add up."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace as replaced
 from pathlib import Path
@@ -238,6 +236,7 @@ def test_what_cannot_be_compared_is_said_in_one_line(files: Path, words: str, sa
 # -- the gate -------------------------------------------------------------------------------------
 
 UNKNOWN: dict[str, Any] = {"num_steps": 0}
+IN_AUTOGRAD: dict[str, Any] = {"gib": 25, "lines_at_peak": (held(None, 2 * GIB), held(line(61, UP), GIB))}
 CRASHED: dict[str, Any] = {"outcome": RehearsalOutcome.FAILED, "failure": replace(FAILURE, type="KeyError")}
 
 
@@ -245,10 +244,11 @@ CRASHED: dict[str, Any] = {"outcome": RehearsalOutcome.FAILED, "failure": replac
     ("before", "now", "status", "said"),
     [
         (None, {}, Status.NEW, "no baseline"),
-        ({}, {}, Status.PASSES, "peak 0 B allocated; limit 1%"),
+        ({}, {}, Status.PASSES, "peak allocated as before; limit 1%"),
         ({}, {"gib": 22.1}, Status.PASSES, "peak +102.4 MiB allocated; limit 1%"),
         ({}, {"gib": 23}, Status.GREW, "peak +1.0 GiB allocated"),
         ({}, {"reserved": 31}, Status.GREW, "peak +1.0 GiB reserved"),
+        ({}, IN_AUTOGRAD, Status.GREW, "backward, by autograd +2.0 GiB, model.py:61 +1.0 GiB; limit 1%"),
         ({}, {"gib": 20}, Status.PASSES, "peak -2.0 GiB allocated"),
         ({}, OUT, Status.DOES_NOT_FIT, "does not fit: out of memory in backward of step 2 at train.py:17"),
         (None, OUT, Status.DOES_NOT_FIT, "does not fit: out of memory"),
@@ -256,7 +256,7 @@ CRASHED: dict[str, Any] = {"outcome": RehearsalOutcome.FAILED, "failure": replac
         (OUT, {"gib": 23}, Status.PASSES, "peak +1.0 GiB allocated"),
         ({}, retried(3), Status.DOES_NOT_FIT, "runs with 3 allocation retries"),
         ({}, UNKNOWN, Status.UNKNOWN, "may fit or not: it never made an optimizer step"),
-        (UNKNOWN, UNKNOWN, Status.PASSES, "peak 0 B allocated"),
+        (UNKNOWN, UNKNOWN, Status.PASSES, "peak allocated as before"),
         ({}, CRASHED, Status.CRASHED, "failed with KeyError at train.py:17: CUDA out of memory."),
         (CRASHED, CRASHED, Status.CRASHED, "failed with KeyError"),
     ],

@@ -1,7 +1,5 @@
 """A small Llama and its settings, as tests export them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

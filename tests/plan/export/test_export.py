@@ -1,7 +1,5 @@
 """Exported files: what they say, what is refused, what is never overwritten."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import re

@@ -1,7 +1,5 @@
 """The exported config, parsed by torchtitan's own ConfigManager."""
 
-from __future__ import annotations
-
 import sys
 from importlib.metadata import version
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The bounds by which settings are not timed, against their times."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

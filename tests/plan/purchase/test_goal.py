@@ -1,7 +1,5 @@
 """Values in a question to ``plan``: durations, money, tokens, prices, numbers of nodes."""
 
-from __future__ import annotations
-
 from datetime import date
 
 import pytest

@@ -1,7 +1,5 @@
 """Plans against brute force: every setting on every number of nodes, with the allocator's simulation."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Steps for tests, as a rehearsal reports them: written by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Time, FLOPs and tokens of a step written by hand; expected numbers follow from datasheets and shapes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -9,13 +7,7 @@ from msgspec.structs import replace
 
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.catalog.lookup import find_placement
-from fsdp_bench.plan.rehearsed_time.answer import (
-    RehearsedTime,
-    rehearsed_time,
-    rehearsed_time_document,
-    rehearsed_times,
-    why_no_time,
-)
+from fsdp_bench.plan.rehearsed_time.answer import RehearsedTime, rehearsed_time_document, rehearsed_times, why_no_time
 from fsdp_bench.rates.collectives import collective_seconds, topology_of_ranks
 from fsdp_bench.rates.datasheet import LAUNCH_SECONDS, MEMORY_EFFICIENCY
 from fsdp_bench.replay.step_parts import StepPart
@@ -36,7 +28,7 @@ def answer(
     step: StepWriter, server: str | None = "p5.48xlarge", tokens: int | None = None, **more: Any
 ) -> RehearsedTime:
     place = find_placement(None if server else "H100-SXM", server, None, None, None if server else 8, BUILT_IN)
-    return rehearsed_time(report(step, **more), place.hardware, tokens)
+    return rehearsed_times([report(step, **more)], place.hardware, tokens)[REPORT.rank]
 
 
 def test_an_operator_takes_its_bytes_over_the_memorys_bandwidth(step: StepWriter) -> None:
@@ -151,7 +143,7 @@ def test_the_document_has_predicts_keys_and_adds_nothing_up_wrongly(step: StepWr
 
 
 def test_a_time_needs_a_whole_step_after_the_first() -> None:
-    assert rehearsed_time(report(None), Hardware.of_gpu(BUILT_IN.gpu("H100-SXM"))) is None
+    assert rehearsed_times([report(None)], Hardware.of_gpu(BUILT_IN.gpu("H100-SXM"))) == {}
     assert "made 1" in why_no_time(report(None, num_steps=1))
     assert why_no_time(report(None, spans=())) == "the script never used the GPU"
     assert why_no_time(report(None, why_nothing_issued="because")) == "because"
@@ -209,12 +201,33 @@ def test_ranks_have_tokens_of_their_own_where_their_gradients_are_reduced(
     assert (found.range is None) == (sharing != 1)  # no published run had tensor or pipeline parallelism
 
 
-def test_without_fsdp_tokens_are_unknown_if_less_than_all_ranks_communicate(step: StepWriter) -> None:
+Collectives = list[tuple[tuple[int, ...], int]]
+
+WITHOUT_FSDP: dict[str, tuple[Collectives, Collectives, float | None]] = {  # an embedding has 800 numbers
+    "DDP": ([], [(EIGHT, 1000)], 1),
+    "DDP of adapters, which are small; a loss is reduced in forward": ([(EIGHT, 4)], [(EIGHT, 10)], 1),
+    "tensor parallelism alone": ([(EIGHT, 4096)], [(EIGHT, 4096)], 8),
+    "tensor parallelism alone, with gradients of norms and their length": (
+        [(EIGHT, 4096)], [(EIGHT, 4096), (EIGHT, 16), (EIGHT, 4)], 8,
+    ),
+    "tensor parallelism of 2 with DDP": ([((0, 1), 4096)], [((0, 1), 4096), ((0, 2, 4, 6), 100)], 2),
+    "parts of a sequence gathered in forward, with DDP": ([(EIGHT, 4096)], [(EIGHT, 4096), (EIGHT, 1600)], 1),
+    "half of the ranks reduce, and nobody says what the others do": ([], [((0, 1, 2, 3), 1000)], None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("forward", "backward", "sharing"), WITHOUT_FSDP.values(), ids=WITHOUT_FSDP)
+def test_without_fsdp_ranks_that_communicate_in_forward_share_tokens(
+    step: StepWriter, forward: Collectives, backward: Collectives, sharing: float | None
+) -> None:
     looks_up(step, 512)
-    step.collective("allreduce", 100, EIGHT)
-    assert answer(step).tokens_per_step == 512
-    step.collective("allreduce", 100, (0, 1), group="1")
-    assert answer(step).tokens_per_step is None
+    for ranks, num_bytes in forward:
+        step.collective("allreduce", num_bytes, ranks, group=str(ranks))
+    step.add("phase", name="backward")
+    for ranks, num_bytes in backward:
+        step.collective("allreduce", num_bytes, ranks, group=str(ranks))
+    found = answer(step)
+    assert (found.sharing_ranks, found.tokens_per_step) == (sharing, None if sharing is None else 512 / sharing)
     assert answer(step, tokens=100).tokens_per_step == 100
 
 
@@ -239,7 +252,7 @@ def test_stages_take_as_long_as_they_wait_for_each_other() -> None:
     message = collective_seconds("send_recv", 10**6, topology_of_ranks(where, (0, 4)))
     for one in found.values():
         assert one.time.step_seconds == pytest.approx(4 * product + 2 * message, abs=10 * LAUNCH_SECONDS)
-        assert one.stages == (0, 4)
+        assert (one.stages, one.sharing_ranks) == ((0, 4), 8)  # of 8 ranks, of which nobody reduces gradients
     assert found[0].time.parts[StepPart.WAITING_FOR_RANKS] == pytest.approx(3 * product, abs=10 * LAUNCH_SECONDS)
     alone = rehearsed_times([first], where)[0]
     assert (alone.time.step_seconds, alone.waits_for) == (None, (4,))

@@ -1,7 +1,5 @@
 """From what a step issued to the events of a schedule: order, streams, waits, process groups, and what is unknown."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

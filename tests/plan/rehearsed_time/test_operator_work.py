@@ -1,7 +1,5 @@
 """Bytes that operators and Triton's kernels move, and products. Expected values are counted by hand from shapes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -190,17 +188,18 @@ def test_no_more_of_an_input_is_read_than_the_kernel_has_points(step: StepWriter
     assert found.num_bytes == 2048 + 2048
 
 
-def test_templates_and_kernels_of_others_are_unknown() -> None:
-    for name, is_inductors in (("triton_tem_fused_mm_0", True), ("_flash_kernel", False), ("_flash_kernel", True)):
-        step = StepWriter()
-        assert kernel(step, name, names=("x",), arguments=(step.tensor(10),), is_inductors=is_inductors) is None
-
-
-def test_ligers_kernels_are_known_by_name_and_module() -> None:
-    """Cross entropy reads every logit twice and overwrites it with its gradient."""
-    for module, expected in (("liger_kernel.ops.cross_entropy", 3 * 2000 + 80), ("mine", None)):
-        step = StepWriter()
-        names, arguments = ("X_ptr", "X_stride", "Y_ptr"), (step.tensor(10, 100), None, step.tensor(10, dtype=INT64))
-        more = {"is_inductors": False, "module": module, "sizes": ()}
-        found = kernel(step, "liger_cross_entropy_kernel", names=names, arguments=arguments, **more)
+def test_kernels_of_liger_and_trl_are_known_by_name_and_module_and_others_and_templates_are_not() -> None:
+    """Liger reads every logit twice and overwrites it with its gradient; TRL after it has read it again."""
+    for module, name, expected in (
+        ("liger_kernel.ops.cross_entropy", "liger_cross_entropy_kernel", 3 * 2000 + 80),
+        ("trl.kernels.chunked_logprob", "_forward_kernel", 2000 + 80),
+        ("trl.kernels.chunked_logprob", "_backward_kernel", 2 * 2000 + 80),
+        ("liger_kernel.ops.cross_entropy", "_forward_kernel", None),
+        ("mine", "liger_cross_entropy_kernel", None),
+        ("", "triton_tem_fused_mm_0", None),
+        ("", "_flash_kernel", None),
+    ):
+        step, logits = StepWriter(), "X_ptr" if "liger" in name else "mm_ptr"
+        names, arguments = (logits, "stride", "targets"), (step.tensor(10, 100), None, step.tensor(10, dtype=INT64))
+        found = kernel(step, name, names=names, arguments=arguments, is_inductors=not module, module=module, sizes=())
         assert (None if found is None else found.num_bytes) == expected

@@ -1,7 +1,5 @@
 """The search of a border agrees with brute force, asks both sides, and few values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from random import Random

@@ -1,7 +1,5 @@
 """The largest value with which a script fits: its answer, its rows, the frontier, interrupts, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,9 +12,9 @@ from fsdp_bench.plan.script import rehearsals as module
 from fsdp_bench.plan.script.largest import LargestValue, largest_value, read_search
 from fsdp_bench.plan.script.quantity import read_quantity
 from fsdp_bench.plan.script.rehearsals import Answered
-from fsdp_bench.report.charts.largest import largest_slide
+from fsdp_bench.report.charts.rehearsal import largest_slide
 from fsdp_bench.report.charts.slide import draw
-from fsdp_bench.report.text.largest import largest_text
+from fsdp_bench.report.text.each import largest_text
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsalOutcome, RehearsalReport
 from tests.conftest import run_command

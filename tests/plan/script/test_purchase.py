@@ -1,7 +1,5 @@
 """Plans for a script against brute force: every choice of values on every number of nodes of every kind of server."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +12,12 @@ from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.plan.headroom import Headroom
 from fsdp_bench.plan.purchase.document import PlanDocument
 from fsdp_bench.plan.purchase.goal import SECONDS_PER_DAY, Terms
+from fsdp_bench.plan.purchase.offer import OfferMemory
 from fsdp_bench.plan.purchase.pick import Picked, pick
 from fsdp_bench.plan.purchase.planner import kinds_of
+from fsdp_bench.plan.ranges import peak_range_of_script
 from fsdp_bench.plan.script import rehearsals
-from fsdp_bench.plan.script.cells import Cell, Found, Memory, ScriptOffer, Speed
+from fsdp_bench.plan.script.cells import Cell, Found, ScriptOffer, Speed
 from fsdp_bench.plan.script.purchase import _left_out, _plan, plan_command, script_document, search
 from fsdp_bench.plan.script.series import Series
 from fsdp_bench.report.html.plan import plan_page
@@ -65,9 +65,8 @@ class Script:
         reserved = self.kept + self.activations * 2**cell.choice + 6 * self.parameter_bytes / world
         usable = kind.gpu.usable_memory_bytes
         assert usable is not None
-        memory = Memory(
-            allocated=int(reserved), reserved=int(reserved), available=usable, kept_free=Headroom(0, "a test")
-        )
+        sizes, kept_free = (int(reserved), int(reserved), usable - int(reserved)), Headroom(0, "a test")
+        memory = OfferMemory.of(*sizes, kept_free, peak_range_of_script())
         if reserved > usable:
             return Found(fits=False, memory=memory)
         compute = tokens * self.flops_per_token / (0.4 * 300e12 * kind.gpu.usable_memory_bytes / 42e9)
@@ -155,9 +154,11 @@ class Levelling(Script):
         memory, count = found.memory, cell.num_nodes
         assert memory is not None
         part = 0.3 + 4.8 / count if count >= 8 else 0.95 if count >= 3 else 1.1
-        reserved = int(part * memory.available)
+        available = memory.peak_reserved_bytes + (memory.headroom_bytes or 0)
+        reserved = int(part * available)
+        memory = struct_replace(memory, peak_reserved_bytes=reserved, headroom_bytes=available - reserved)
         fits = part < 1
-        return replace(found, fits=fits, speed=found.speed if fits else None, memory=replace(memory, reserved=reserved))
+        return replace(found, fits=fits, speed=found.speed if fits else None, memory=memory)
 
 
 def test_what_is_not_likely_to_fit_is_tried_where_it_would_be_better() -> None:
@@ -220,7 +221,7 @@ def test_servers_with_the_same_gpus_share_rehearsals_and_what_is_shown_has_its_o
         step.product(4096 * batch, 4096, 4096)
         weight, indices = step.tensor(1000, 16), step.tensor(512 * batch, dtype=INT64)
         step.operator("aten::embedding", (step.tensor(512, 16),), weight=(weight,), indices=(indices,))
-        step.collective("allgather_base", 10**9, tuple(range(16)))
+        step.collective("reduce_scatter_base", 10**9, tuple(range(16)), stream=70)  # of gradients, as FSDP does
         if batch == 4:
             step.operator("mylib::attention", (step.tensor(8),), self=(step.tensor(8),))
         return struct_replace(REPORT, issued=step.read(), world_size=16)

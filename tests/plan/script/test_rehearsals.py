@@ -1,12 +1,10 @@
 """Variants of a command are rehearsed several at once, resumed after an interrupt, and crash one by one."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import pytest
@@ -49,7 +47,7 @@ class FakeRehearsal:
         os.write(self._output, b"what it printed\nthe last line\n")
         return FakeRehearsal.script(self._words, self._rank)
 
-    def __enter__(self) -> FakeRehearsal:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -78,7 +76,7 @@ def variants(
 
 def report_of(batch: int) -> RehearsalReport:
     spans = (span(1, "backward", batch, 3.0 * batch), span(2, "backward", 2.0 * batch, 3.0 * batch))
-    return replace(REPORT, spans=spans, user_files=("train.py",))
+    return replace(REPORT, spans=spans, user_files=("train.py", "log.txt"))  # which only the script's overlay has
 
 
 def by_batch(words: list[str], _rank: int) -> RehearsalReport:
@@ -114,10 +112,11 @@ def test_what_fits_comes_first_and_a_crash_is_a_row_with_its_reason() -> None:
 
 def test_a_script_that_refuses_its_arguments_says_what_it_printed() -> None:
     ended = replace(FAILURE, type="SystemExit", message="2")
-    failed = replace(REPORT, outcome=RehearsalOutcome.FAILED, failure=ended)
+    failed = replace(REPORT, outcome=RehearsalOutcome.FAILED, failure=ended, spans=())
     FakeRehearsal.script = staticmethod(lambda _words, _rank: failed)  # type: ignore[assignment]
     text = " ".join(each_text(answer_each(variants())).split())
     assert "failed with SystemExit at train.py:17 (transformers/loss.py:42): the last line" in text
+    assert " 0 B" not in text  # its memory is unknown
 
 
 def test_an_unknown_speed_is_a_fact_with_its_reason() -> None:
@@ -178,13 +177,11 @@ def test_a_kept_report_does_not_count_where_something_changed(change: str, monke
     assert variant.asked is not None
     KeptReports("q").keep(variant.asked, 0, report_of(1), began=time.time())
     assert KeptReports("q").find(variant.asked, 0) == report_of(1)
-    options: dict[str, Any] = {}
     if change == "script":
         Path("train.py").write_text("changed")
-    elif change == "environment":
+    if change == "environment":
         monkeypatch.setenv("SOMETHING", "else")
-    elif change == "hardware":
-        options["gpu_memory"] = "40GiB"
+    options = {"gpu_memory": "40GiB"} if change == "hardware" else {}
     [variant] = variants({"batch": [2 if change == "argument" else 1]}, **options)
     assert variant.asked is not None
     assert KeptReports("q").find(variant.asked, 0) is None
@@ -204,21 +201,9 @@ def test_several_rehearsals_do_not_write_one_snapshot(tmp_path: Path) -> None:
 
 
 def test_lists_of_hardware_and_strategies_are_combined() -> None:
-    asked = read_combinations(
-        "accelerate launch train.py {nodes}", server="p4d.24xlarge,p5.48xlarge", nodes="1,2", strategy="all"
-    )
-    names = {(one["server"], one["nodes"], one["strategy"]) for one in (dict(v.values) for v in _no_checks(asked))}
-    assert len(names) == 2 * 2 * 5
-
-
-def _no_checks(asked: Any) -> list[Variant]:
-    """Return the combinations; accelerate need not be installed here."""
-    from itertools import product
-
-    return [
-        Variant(dict(zip(asked.values, chosen, strict=True)), (), "", None, "")
-        for chosen in product(*asked.values.values())
-    ]
+    hardware = {"server": "p4d.24xlarge,p5.48xlarge", "nodes": "1,2"}
+    asked = read_combinations("accelerate launch train.py {nodes}", strategy="all", **hardware)
+    assert {name: len(chosen) for name, chosen in asked.values.items()} == {"server": 2, "nodes": 2, "strategy": 5}
 
 
 def test_one_number_of_nodes_stands_in_the_command_too() -> None:

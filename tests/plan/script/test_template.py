@@ -1,7 +1,5 @@
 """A command with placeholders: what stands for them, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys
@@ -113,6 +111,7 @@ def test_values_are_set_in_a_copy_and_all_else_stays(file: Path) -> None:
         ("nowhere.yaml:a=2", "cannot be read: No such file"),
         ("train.py:a=2", "a file that ends in .json, .toml, .yaml, .yml"),
         ("{file}=2", "FILE:KEY=VALUE"),
+        ("{file}:train.name=@x", """'@x' is no value of YAML: found character '@'.*:train.name="@x" is that text"""),
     ],
 )
 def test_an_edit_that_is_none_is_one_line(text: str, said: str, file: Path) -> None:
@@ -126,6 +125,9 @@ def test_a_file_that_cannot_be_parsed_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="is not YAML") as error:
         edited([read_edit("a.yaml:a=2")], tmp_path)
     assert "\n" not in str(error.value)
+    (tmp_path / "a.toml").write_text("a = 1")
+    with pytest.raises(SpecError, match=r"a.toml' cannot have a value of this kind: .*NoneType"):
+        edited([read_edit("a.toml:a=null")], tmp_path)
 
 
 def test_a_variant_s_command_says_its_edits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
 """The largest value of a quantity that fits, against a scan of every step from the first one on."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -18,13 +16,7 @@ from msgspec.structs import replace
 from fsdp_bench.catalog.loader import gpu, model, server
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.search.fit import FitCheck
-from fsdp_bench.plan.search.quantity import (
-    Quantity,
-    batch_sizes,
-    layer_counts,
-    sequence_lengths,
-    size_ladder,
-)
+from fsdp_bench.plan.search.quantity import Quantity, batch_sizes, layer_counts, sequence_lengths, size_ladder
 from fsdp_bench.plan.search.search import find_all, find_largest
 from fsdp_bench.replay.live_memory import worst_rank
 from fsdp_bench.simulate.operators.kernels import CPU_GLOO
@@ -216,8 +208,7 @@ class Curve:
 
 
 @given(
-    st.lists(st.tuples(st.integers(10, 40), st.floats(-0.2, 0.2)), min_size=3, max_size=60),
-    st.integers(900, 12_000),
+    st.lists(st.tuples(st.integers(10, 40), st.floats(-0.2, 0.2)), min_size=3, max_size=60), st.integers(900, 12_000)
 )
 def test_the_answer_is_defined_by_widths_wherever_what_is_reserved_jumps(
     widths: list[tuple[int, float]], size: int

@@ -1,7 +1,5 @@
 """A folder with a script that writes its environment, and what real launchers give to it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Runs scripts as ``fsdp-bench rehearse`` does inside the user's Python, with torch's CPU build and no stand-in."""
 
-from __future__ import annotations
-
 import json
 import os
 import runpy
@@ -24,12 +22,7 @@ class Ran:
 
 
 def run_inside(
-    folder: Path,
-    script: str,
-    *arguments: str,
-    rank: int = 0,
-    world_size: int | None = 8,
-    **changes: Any,
+    folder: Path, script: str, *arguments: str, rank: int = 0, world_size: int | None = 8, **changes: Any
 ) -> Ran:
     """Run a script in a fork of a process that has imported torch; return its report, its output and its exit code."""
     (folder / "script.py").write_text(dedent(script))

@@ -1,7 +1,5 @@
 """A launcher's arguments, read by its own parser, give one rank what the launcher would have given it."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """What is observed of a script: steps, by PyTorch's own hooks, and operators and launched work in one order."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from fsdp_bench.rehearse.inside.observe.trace import (
     Note,
     in_order,
 )
+from fsdp_bench.rehearse.inside.observe.user_lines import user_files
 from tests.rehearse.inside.rehearsing import run_inside
 
 LOOP = """
@@ -274,3 +273,13 @@ def test_a_step_repeats_another_if_large_blocks_are_where_they_were(tmp_path: Pa
     """Elsewhere, the next step may find no free block: so in results/nvidia-h200/scripts/fully_shard_llama.py."""
     ran = run_inside(tmp_path, REPEATS)
     assert ran.output.splitlines()[-1] == "True False True False False False"
+
+
+def test_files_and_checkpoints_that_a_command_names_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    for file in ("train.py", "run.yaml", "model/config.json", "model/tokenizer.json"):
+        (tmp_path / file).write_text("")
+    monkeypatch.chdir(tmp_path)
+    found = user_files(["train.py", "--config=run.yaml", "--model", "./model", "no-file"])
+    expected = ["model/config.json", "run.yaml", "train.py"]
+    assert [file for file in found if Path(file).is_relative_to(tmp_path)] == [str(tmp_path / one) for one in expected]

@@ -3,8 +3,6 @@
 Nothing hangs, and small values are those of ranks that are alike; real data stays what it is.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A rehearsal leaves the user's files as they are, byte for byte, and the script reads back what it wrote."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Checks of charts, whatever they show."""
 
-from __future__ import annotations
-
 import re
 from itertools import combinations
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Axes of charts, and places on a page, worked out by hand from a description in the units of its axes."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

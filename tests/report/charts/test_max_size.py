@@ -3,8 +3,6 @@
 Measured ones are from a committed record of a sweep on two cores.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from fsdp_bench.catalog import loader
 from fsdp_bench.plan.search.quantity import size_ladder
 from fsdp_bench.report.charts import frontier as frontier_chart
 from fsdp_bench.report.charts.colors import PALETTE
-from fsdp_bench.report.charts.description import Bar, Slide
+from fsdp_bench.report.charts.description import Bar, Bars, Slide
 from fsdp_bench.report.charts.frontier import draw_frontier, frontier_slide
 from fsdp_bench.report.charts.max_size import (
     CANNOT_RUN,
@@ -189,7 +187,7 @@ def cells_of(world: int) -> list[FrontierCell]:
 def bars_of(cells: list[FrontierCell]) -> list[tuple[str, Bar]]:
     """Return every bar with the heading above it."""
     (chart,) = frontier_slide(record(), cells).charts
-    assert chart.kind == "bars"
+    assert isinstance(chart, Bars)
     return [(group.title, bar) for group in chart.groups for bar in group.bars]
 
 

@@ -1,7 +1,5 @@
 """A step as data for charts and documents, in which no peak is lost; and the chart of memory over one step."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import msgspec

@@ -1,7 +1,5 @@
 """The charts of time: their data, and that they are drawn."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Charts of measured trials: stacks add up, failures are no results, conditions are complete."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Answers to report: a small plan as ``plan --json`` prints it, and committed results with hostile names."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from functools import cache

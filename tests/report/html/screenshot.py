@@ -1,7 +1,5 @@
 """Draws docs/pictures/report.png anew, in a browser: ``python -m tests.report.html.screenshot``."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

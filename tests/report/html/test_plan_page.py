@@ -1,7 +1,5 @@
 """The page of a plan: its numbers are the document's, what the document lacks is unknown, names are text."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from pathlib import Path

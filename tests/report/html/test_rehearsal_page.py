@@ -1,7 +1,5 @@
 """The page of a rehearsed script, and of several combinations: ``rehearse --html``."""
 
-from __future__ import annotations
-
 from dataclasses import replace as replaced
 from datetime import date
 from typing import Any

@@ -1,7 +1,5 @@
 """Sources of a report: sweeps, predictions, largest models. Others are refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

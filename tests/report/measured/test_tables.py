@@ -1,7 +1,5 @@
 """The table of measured trials: its contents, order, width and conclusion."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

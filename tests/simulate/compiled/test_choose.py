@@ -3,8 +3,6 @@
 Inductor tunes each kernel once, in the first step, on a buffer of the size of the L2 cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

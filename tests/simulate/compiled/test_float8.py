@@ -1,7 +1,5 @@
 """Blocks whose linear layers compute in float8: what is refused, in which order backward runs, how long it takes."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Recordings made in pytest's own process, which has imported torch."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Collection
 from typing import Any

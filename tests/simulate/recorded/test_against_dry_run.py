@@ -4,8 +4,6 @@ Code that loops over the sequence is recorded for one length. Unfused attention 
 selective checkpointing, whose dispatch mode watches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 

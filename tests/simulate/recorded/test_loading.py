@@ -3,8 +3,6 @@
 A model is moved from host memory, or built on the meta device.
 """
 
-from __future__ import annotations
-
 from math import prod
 
 import pytest

@@ -1,7 +1,5 @@
 """Models that the tests record and run dry, as ``--module`` names them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

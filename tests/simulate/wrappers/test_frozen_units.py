@@ -1,7 +1,5 @@
 """Memory that FSDP1 holds for a unit of frozen parameters (register_multi_grad_hook)."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

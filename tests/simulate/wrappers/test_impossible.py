@@ -1,7 +1,5 @@
 """Units and adapters that PyTorch does not train, or that are not predicted: refused in one line, with what works."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Sweep files that cannot be meant: every number, name and list that is out of bounds is one line."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable

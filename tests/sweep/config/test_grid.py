@@ -1,7 +1,5 @@
 """Sweep files: what they cross, and what is said about one that is wrong."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

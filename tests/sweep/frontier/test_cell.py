@@ -1,7 +1,5 @@
 """Effects of a cell's records on its search: retries, crashes, remembered sizes."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

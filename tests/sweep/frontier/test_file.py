@@ -1,7 +1,5 @@
 """[frontier] of a sweep file: what is searched, and what is said about one that is wrong."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 
@@ -51,8 +49,7 @@ def test_the_ladder_is_the_default_and_keeps_the_vocabulary_and_the_bounds(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("word", "field"),
-    [("num_hidden_layers", "model"), ("micro_batch_size", "setup"), ("sequence_length", "setup")],
+    ("word", "field"), [("num_hidden_layers", "model"), ("micro_batch_size", "setup"), ("sequence_length", "setup")]
 )
 def test_other_quantities_are_a_field_of_a_named_model(tmp_path: Path, word: str, field: str) -> None:
     (search,) = read(tmp_path, CPU + f"[frontier]\nof='{word}'\n[grid]\nmodel='tiny'").cells

@@ -1,7 +1,5 @@
 """A frontier sweep with real gloo ranks: killed, resumed, with a rank that crashes."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

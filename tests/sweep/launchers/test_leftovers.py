@@ -1,7 +1,5 @@
 """Processes that end with a trial or a sweep, with real launchers; and the addresses on which a trial listens."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Sweeps in jobs of a real Slurm, of two nodes on this machine: time limits, requeues, nodes that die."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Sweeps on several nodes without Slurm: the same command on each, here as processes and as network namespaces."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """The columns of trials.csv, with expectations written by hand from the golden record's own JSON."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

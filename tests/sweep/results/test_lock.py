@@ -1,7 +1,5 @@
 """Two writers of one results folder, on one node or on two."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -1,7 +1,5 @@
 """Results: broken, foreign, newer and unwritable ones."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

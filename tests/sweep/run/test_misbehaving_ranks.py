@@ -3,8 +3,6 @@
 The ranks are small programs without torch, started and watched as torchrun is.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

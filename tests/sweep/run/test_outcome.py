@@ -1,7 +1,5 @@
 """The first cause of a trial's end, from what its ranks left."""
 
-from __future__ import annotations
-
 import math
 import re
 import signal

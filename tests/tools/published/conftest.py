@@ -1,7 +1,5 @@
 """Published rows, read once for all tests of a worker."""
 
-from __future__ import annotations
-
 import pytest
 
 from tools.validate.published.cases import PublishedCase, read_cases

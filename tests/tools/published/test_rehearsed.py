@@ -3,8 +3,6 @@
 docs/validation/rehearsed.txt, which tests/docs compares, has every record.
 """
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 
@@ -15,10 +13,7 @@ from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import SpecError
 from tools.validate.published.cases import PublishedCase
-from tools.validate.published.rehearsed import (
-    compare_rehearsed_outcomes,
-    read_rehearsed,
-)
+from tools.validate.published.rehearsed import compare_rehearsed_outcomes, read_rehearsed
 
 FOLDER = Path(__file__).parents[3] / "results" / "rehearsed" / "published"
 RECORDS = read_rehearsed(FOLDER / "records")

@@ -4,8 +4,6 @@ docs/validation/published.txt, which tests/docs compares, has every row: its set
 predicted, or why it is left out. Expected values are in the row, in its comment, or what the source prints.
 """
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

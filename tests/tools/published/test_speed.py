@@ -1,7 +1,5 @@
 """Published throughput, predicted from datasheets or left out with the reason; the ranges that plans take from it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -16,19 +14,9 @@ from fsdp_bench.spec.setup import FP32, Float8, Offload, Precision, TrainSetup
 from tools.validate.published import cases as published_cases
 from tools.validate.published import ranges
 from tools.validate.published.cases import PublishedCase, read_cases
-from tools.validate.published.ranges import (
-    central_errors,
-    errors_of_predictions,
-    fraction_inside,
-    speed_errors,
-)
+from tools.validate.published.ranges import central_errors, errors_of_predictions, fraction_inside, speed_errors
 from tools.validate.published.setups import FRAMEWORKS
-from tools.validate.published.speed import (
-    COMPARED,
-    SpeedRow,
-    SpeedSummary,
-    compare_speed,
-)
+from tools.validate.published.speed import COMPARED, SpeedRow, SpeedSummary, compare_speed
 
 Compared = tuple[list[SpeedRow], SpeedSummary]
 """Every published throughput with its prediction, and the summary."""

@@ -1,7 +1,5 @@
 """Calibrating on real ranks, with small grids: every table is filled, by all ranks together."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

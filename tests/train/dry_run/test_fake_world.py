@@ -1,7 +1,5 @@
 """Dry runs against real ranks, in every phase to the byte; refusals where they would not be exact."""
 
-from __future__ import annotations
-
 import gc
 import warnings
 import weakref

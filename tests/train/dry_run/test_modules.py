@@ -1,7 +1,5 @@
 """The modules have the parameters and the FLOPs that spec/model.py says."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

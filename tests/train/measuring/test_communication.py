@@ -1,7 +1,5 @@
 """Communication: intervals, kinds, bytes. Expected figures are computed by hand in each test."""
 
-from __future__ import annotations
-
 import pytest
 import torch.distributed as dist
 from hypothesis import given

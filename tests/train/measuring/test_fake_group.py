@@ -1,7 +1,5 @@
 """Collectives that are replaced, or end at once without peers: what is the same as with real peers, and what is not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

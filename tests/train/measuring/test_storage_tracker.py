@@ -1,7 +1,5 @@
 """Live tensor bytes: every expected number is counted by hand, four bytes an fp32 element."""
 
-from __future__ import annotations
-
 import gc
 import time
 from pathlib import Path

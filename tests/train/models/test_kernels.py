@@ -1,7 +1,5 @@
 """Three ways to one loss; the attention kernel that torch chooses on a CPU, and what flash-attn allocates and saves."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from unittest.mock import patch

@@ -1,7 +1,5 @@
 """The formulas that recordings at several points find for their sizes."""
 
-from __future__ import annotations
-
 import pytest
 
 from fsdp_bench.spec.errors import SpecError

@@ -4,8 +4,6 @@ The reference (training.train_alone) is written without fsdp_bench's training lo
 torch's optimizer. Expected values come from it alone.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """fsdp(), called directly as users of such helpers know it, and beyond."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from itertools import product
@@ -103,10 +101,7 @@ DIRECT: dict[str, tuple[dict[str, Any], Facts]] = {
     ),
     "full": ({**FULL, **BLOCKS}, {"units": 3}),
     "fsdp2": ({**FULL, **BLOCKS, **TWO}, {"units": 3}),
-    "fsdp2 zero2": (
-        {**BLOCKS, **TWO, "shard_strat": "zero2"},
-        {"strategy": "SHARD_GRAD_OP", "units": 3, "group": 2},
-    ),
+    "fsdp2 zero2": ({**BLOCKS, **TWO, "shard_strat": "zero2"}, {"strategy": "SHARD_GRAD_OP", "units": 3, "group": 2}),
     "fsdp2 no shard": (TWO, {"type": "DistributedDataParallel", "strategy": "NO_SHARD", "group": 1}),
     "by size": (BY_SIZE, {"units": 3}),  # a block has 2 x 16 x 64 + 80 = 2128 parameters
     "by size fsdp2": ({**BY_SIZE, **TWO}, {"units": 3}),
@@ -218,10 +213,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "hybrid": (lambda: fsdp(users_model(), shard_strat="HYBRID_SHARD"), "use 4 or more ranks"),
     "strategy": (lambda: fsdp(users_model(), shard_strat="SHARD_GRADS"), "did you mean 'shard-grad'"),
     "mp": (lambda: fsdp(users_model(), mp="bf17"), "SpecError: precision: 'bf17'"),
-    "nothing to checkpoint": (
-        lambda: fsdp(users_model(), activation_checkpointing="full"),
-        "give TransformerBlock",
-    ),
+    "nothing to checkpoint": (lambda: fsdp(users_model(), activation_checkpointing="full"), "give TransformerBlock"),
     "DDP bf16": (lambda: fsdp(users_model(), mp="bf16-mixed-bf16-reduce", **TWO), "compression hook needs NCCL"),
     "DDP offload": (lambda: fsdp(users_model(), cpu_offload=True, **TWO), "has no CPU offload; api fsdp1 has"),
     "unnamed ends": (
@@ -229,10 +221,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         "give Sequential the properties modules_before_blocks and modules_after_blocks",
     ),
     "tied ends": (lambda: wrapped(Family.GPT2, TrainSetup(**WITH_ENDS)), "tie_word_embeddings"),
-    "world": (
-        lambda: fsdp(users_model(), setup=TrainSetup(world_size=8)),
-        "the setup is for world_size 8; here are 2",
-    ),
+    "world": (lambda: fsdp(users_model(), setup=TrainSetup(world_size=8)), "the setup is for world_size 8; here are 2"),
 }
 
 

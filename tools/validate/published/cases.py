@@ -5,8 +5,6 @@ Each row was copied from the source that it names. An empty cell means that the 
 ``CaseInputs`` is the run without its measurements; predictions are made from it alone.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re

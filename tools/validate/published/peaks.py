@@ -4,8 +4,6 @@ A prediction is made from ``CaseInputs``, which contains no measurements. If a f
 tensors than our models, the difference is a named term (terms.py). Terms are listed beside the prediction, not in it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median

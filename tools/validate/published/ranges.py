@@ -1,7 +1,5 @@
 """The errors of predicted speed and memory, which plans print beside them (catalog/prediction_errors.json)."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

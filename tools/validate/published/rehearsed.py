@@ -3,8 +3,6 @@
 A record holds both, and ``rerun.py`` beside the records writes it. In a rehearsal only durations are predicted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -263,14 +261,14 @@ def _speeds(speeds: Sequence[RehearsedSpeed]) -> list[str]:
     return [
         *wrapped(
             f"speeds that people published, and their code rehearsed: {_num_cases(speeds)} runs; tokens/s per GPU; what"
-            " a step issues is rehearsed, how long that takes predicted",
+            " a step issues is rehearsed, how long that takes predicted"
         ),
         "",
         *table_lines(table_columns(SPEED_HEADERS, cells, SPEED_HEADERS[2:])),
         "",
         *wrapped(
             f"median |error| {median(abs(row.error) for row in speeds):.1%}, worst {worst.error:+.1%}, {worst.case};"
-            f" too fast in {sum(row.error > 0 for row in speeds)} of {len(speeds)}",
+            f" too fast in {sum(row.error > 0 for row in speeds)} of {len(speeds)}"
         ),
         "",
     ]
@@ -293,5 +291,5 @@ def _summary(name: str, found: RehearsedSummary) -> list[str]:
     return wrapped(
         f"{name}: {found.num_within} of {found.num_peaks} within {WITHIN:.0%}, {found.num_within_bytes} within"
         f" {WITHIN_BYTES / GIB:.2f} GiB; worst {found.worst.error:+.1%},"
-        f" {found.worst.difference_bytes / GIB:+.2f} GiB, {found.worst.case}",
+        f" {found.worst.difference_bytes / GIB:+.2f} GiB, {found.worst.case}"
     )

@@ -4,8 +4,6 @@ Blank cells of a row are filled from the framework's code and listed as assumpti
 is not compared, with the reason.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 

@@ -4,8 +4,6 @@ Strategy, batch and reserved memory are taken from the chart. Everything that it
 So the comparison shows whether predictions are plausible, not how accurate they are.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ the reason. If it does not state the fraction of checkpointed blocks, that follo
 MFU: the ratio says how much was computed twice, and nothing about time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import median

@@ -6,8 +6,6 @@ prediction. Symbols: T tokens of a micro-batch, D hidden, K key/value width, F f
 E width of a head, p bytes of the compute dtype.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import msgspec

@@ -110,7 +110,8 @@ class Overlay:
         self.read_only: list[str] = []
         """Folders whose file system can have no overlay."""
         temporary = temporary_folders()
-        self.has_own_user = has_own_user or self._needs_own_user()
+        self.has_own_user = has_own_user or self._libc.unshare(_NEW_MOUNTS) != 0
+        """Whether the process needs a user namespace for a mount namespace of its own."""
         self._unshare(folders, is_new_user=self.has_own_user and not has_own_user)
         self.outside = [os.open(place, os.O_RDONLY) for place in ("/proc/self/ns/mnt", "/")] if keeps_outside else []
         """Descriptors of the mount namespace without overlays and of its root."""
@@ -137,10 +138,6 @@ class Overlay:
         self._cover_root()
         os.chdir(working)
 
-    def _needs_own_user(self) -> bool:
-        """Give the process a mount namespace of its own; return whether it needs a user namespace for that."""
-        return bool(self._libc.unshare(_NEW_MOUNTS))
-
     def _unshare(self, folders: Sequence[str], is_new_user: bool) -> None:
         """Give a process with a user namespace a mount namespace of its own, and let no mount leave that."""
         if self.has_own_user:
@@ -164,9 +161,8 @@ class Overlay:
             return
         inner = [mount for mount in self._mounts if mount != place and is_below(mount, place)]
         mounted = sorted(mount for mount in inner if mount in self._below)
-        if self.has_own_user and (
-            mounted or {*inner} & {*self.silent}
-        ):  # the kernel keeps such a namespace from what is below its mounts
+        # The kernel keeps a user namespace from what is below its mounts.
+        if self.has_own_user and (mounted or {*inner} & {*self.silent}):
             self._require_not_writable(place)
             with suppress(PermissionError):
                 for folder in _folders_in(place):

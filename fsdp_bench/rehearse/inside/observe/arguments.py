@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
 
+from ..replace.integers import tensors_in
+
 LARGE_BYTES = 1 << 20
 """Operators in host memory are noted from this size on."""
 
@@ -62,13 +64,13 @@ def described(func: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], 
         changed = [one for one in schema.arguments if one.alias_info is not None and one.alias_info.is_write]
         writes = [one.name for one in changed if not one.kwarg_only and one.name in given]
         outputs = [one.name for one in changed if one.kwarg_only and one.name in given]
-    known = {id(one) for one in _tensors(list(given.values()))}
+    known = {id(one) for one in tensors_in([*given.values()])}
     return {
         "name": name,
         "arguments": {key: _value(one, kinds) for key, one in given.items()},
         "written": writes,
         "outputs": outputs,
-        "results": [kinds.number(one) for one in _tensors(found) if id(one) not in known],
+        "results": [kinds.number(one) for one in tensors_in(found) if id(one) not in known],
     }
 
 
@@ -101,21 +103,13 @@ def described_skipped(name: str, arguments: Sequence[Any], found: Any, kinds: Te
         "arguments": {key: _value(one, kinds) for key, one in given.items()},
         "written": ["0"] if name.endswith("_") and "0" in given else [],
         "outputs": [],
-        "results": [] if name.endswith("_") else [kinds.number(one) for one in _tensors(found)],
+        "results": [] if name.endswith("_") else [kinds.number(one) for one in tensors_in(found)],
     }
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [tensor for one in value for tensor in _tensors(one)]
-    return []
 
 
 def _value(value: Any, kinds: Tensors) -> Any:
     """Return tensors as ``{"tensors": [their numbers]}``, numbers as they are, anything else as None."""
-    found = _tensors(value)
+    found = tensors_in(value)
     if found:
         return {"tensors": [kinds.number(one) for one in found]}
     if isinstance(value, (bool, int)):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +18,7 @@ from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..replace import collectives, host_memory
+from ..replace.integers import tensors_in
 from .arguments import Tensors, described, described_skipped, is_large_on_host
 from .hooks import observe_fsdp, observe_recomputation, observe_triton
 from .trace import Note, Trace, in_order
@@ -146,7 +146,7 @@ class IssuedWork:
         """Whether an operator that launched nothing computes on large tensors in host memory."""
         if getattr(func, "is_view", False):
             return False
-        return any(isinstance(one, torch.Tensor) and is_large_on_host(one) for one in _leaves(arguments))
+        return any(map(is_large_on_host, tensors_in(arguments)))
 
     def _skipped(self, name: str, arguments: Sequence[Any], found: Any) -> None:
         """Note what a rehearsal skips on the host because nobody needs the values (replace/host_memory.py)."""
@@ -179,7 +179,7 @@ class IssuedWork:
             return run()
         begin = self._trace.count()
         found = run()
-        message = _tensors(call.message)
+        message = tensors_in(call.message)
         on_gpu = any(one.device.type == "cuda" for one in message)
         stream = torch.cuda.current_stream().cuda_stream if on_gpu else None
         note = {
@@ -194,7 +194,7 @@ class IssuedWork:
             "peer": call.peer,
             "batch": call.batch,
         }
-        for one in _tensors(call.outputs):
+        for one in tensors_in(call.outputs):
             self._current.collective_of[one.data_ptr()] = self._current.num_collectives
         self._current.num_collectives += 1
         self._current.notes.append(Note(begin, self._trace.count(), note, is_alone=True))
@@ -224,7 +224,7 @@ class IssuedWork:
         if not self._is_noting or not torch.cuda.is_initialized():
             return
         stream = self._trace.stream_index(torch.cuda.current_stream().cuda_stream)
-        numbers = {self._current.collective_of.get(one.data_ptr()) for one in _tensors(outputs)}
+        numbers = {self._current.collective_of.get(one.data_ptr()) for one in tensors_in(outputs)}
         for number in numbers or {None}:
             self._note({"kind": "collectives_wait", "stream": stream, "number": number})
 
@@ -241,16 +241,6 @@ class IssuedWork:
             "tensors": step.tensors.document(),
             "events": in_order(step.notes, self._trace.entries(step.entries)),
         }
-
-
-def _leaves(value: Any) -> list[Any]:
-    if isinstance(value, (list, tuple)):
-        return list(itertools.chain.from_iterable(map(_leaves, value)))
-    return [value]
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [one for one in _leaves(value) if isinstance(one, torch.Tensor)]
 
 
 class _Operators(TorchDispatchMode):

@@ -46,12 +46,8 @@ class PeakCounters:
 
     def install(self) -> None:
         """Let the script see its own peaks."""
-        for name in _STATISTICS:
-            if name in self._raw:
-                setattr(torch._C, name, self._script_view(self._raw[name]))
-        for name in _RESETS:
-            if name in self._raw:
-                setattr(torch._C, name, self._script_reset(self._raw[name]))
+        for name, raw in self._raw.items():
+            setattr(torch._C, name, (self._script_view if name in _STATISTICS else self._script_reset)(raw))
 
     def take(self) -> MemoryCounters | None:
         """Return the peaks since the last call, and begin anew. None before CUDA is initialized."""
@@ -59,7 +55,8 @@ class PeakCounters:
             return None
         device = torch.cuda.current_device()
         found = self._raw["_cuda_memoryStats"](device)
-        self._fold(device, found)
+        for key, values in _with_peaks(device, found):
+            self._held[key] = max(self._held.get(key, 0), values["peak"])
         self.peak_requested_bytes = max(self.peak_requested_bytes, found["requested_bytes"]["all"]["peak"])
         self._raw["_cuda_resetPeakMemoryStats"](device)
         return MemoryCounters(
@@ -78,10 +75,6 @@ class PeakCounters:
         counters = _with_peaks(device, self._raw["_cuda_memoryStats"](device))
         kinds = ("allocated", "freed")
         return {(name, pool, kind): counts[kind] for (_device, name, pool), counts in counters for kind in kinds}
-
-    def _fold(self, device: int, found: dict[str, Any]) -> None:
-        for key, values in _with_peaks(device, found):
-            self._held[key] = max(self._held.get(key, 0), values["peak"])
 
     def _script_view(self, raw: Any) -> Any:
         def statistics(device: int) -> Any:
@@ -194,7 +187,8 @@ class History:
                 break
         totals: dict[tuple[Frame | None, Frame | None], list[int]] = defaultdict(lambda: [0, 0])
         for entry in alive.values():
-            total = totals[cause(_frames(entry))]
+            frames = [(frame["filename"], frame["line"], frame["name"]) for frame in entry.get("frames", ())]
+            total = totals[cause(frames)]
             total[0] += entry["size"]
             total[1] += 1
         ordered = sorted(totals.items(), key=lambda item: -item[1][0])
@@ -220,7 +214,3 @@ class History:
 def _fact(entry: dict[str, Any]) -> tuple[Any, ...]:
     """Return what has to be the same of an entry. Small blocks, such as a loss, take turns."""
     return entry["action"], entry["size"], entry["stream"], entry["addr"] if entry["size"] > SMALL_BYTES else 0
-
-
-def _frames(entry: dict[str, Any]) -> list[Frame]:
-    return [(frame["filename"], frame["line"], frame["name"]) for frame in entry.get("frames", ())]

@@ -67,7 +67,8 @@ class Steps:
         """The optimizers: an id is not used again."""
         self._followers: set[int] = set()
         """Optimizers that step directly after the one that ends a step, by their id."""
-        self._phase = "load"
+        self.phase = "load"
+        """As it is known now: clipping counts as ``forward`` until the optimizer's step shows what it was."""
         self._in_backward = False
         self._saw_backward = False
         """Whether a backward pass has run since the last step."""
@@ -81,14 +82,9 @@ class Steps:
         torch.autograd.backward = self._observed(torch.autograd.backward)
         torch.autograd.grad = self._observed(torch.autograd.grad)
 
-    @property
-    def phase(self) -> str:
-        """The phase as it is known now. Clipping counts as ``forward`` until the optimizer's step shows what it was."""
-        return self._phase
-
     def end(self) -> None:
         """End the last span, at the end of the script or where it failed."""
-        self._close(self._phase)
+        self._close(self.phase)
 
     def _close(self, phase: str) -> None:
         peak = self._counters.take()
@@ -98,13 +94,13 @@ class Steps:
             self.spans.append(TimeSpan(step, phase, peak, time.time_ns() // 1000))
 
     def _begin(self, phase: str) -> None:
-        self._phase = phase
+        self.phase = phase
         if self._issued is not None:
             self._issued.begin_phase(phase)
 
     def _first_forward(self, hook: Any) -> None:
         hook.remove()
-        if self._phase == "load":
+        if self.phase == "load":
             self._close("load")
             self._begin("forward")
 

@@ -28,12 +28,7 @@ class Entry(NamedTuple):
 
 
 class _Raw(ctypes.Structure):
-    _fields_ = [
-        ("kind", ctypes.c_int),
-        ("stream", ctypes.c_int),
-        ("value", ctypes.c_uint64),
-        ("name", ctypes.c_char_p),
-    ]
+    _fields_ = [("kind", ctypes.c_int), ("stream", ctypes.c_int), ("value", ctypes.c_uint64), ("name", ctypes.c_char_p)]
 
 
 class Trace:

@@ -62,11 +62,13 @@ def current_frames(skipped: int) -> list[Frame]:
 
 
 def user_files(words: Iterable[str]) -> list[str]:
-    """Return the files that decide what the script does: those that a command's words name, and the user's modules."""
-    named = (word for word in words if os.path.isfile(word))
+    """Return files that decide what a script does: those and checkpoints that words name, and the user's modules."""
+    paths = (path for word in words for path in (word, word.partition("=")[2]))
+    named = (file for path in paths for file in (path, os.path.join(path, "config.json")))
     modules = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     imported = (file for file in modules if file and not is_torch_or_python(file) and not is_library(file))
-    return sorted({os.path.abspath(file) for file in (*named, *imported)})
+    # torch.ops and torch.classes are modules whose files, "_ops.py" and "_classes.py", are nowhere.
+    return sorted({os.path.abspath(file) for file in (*named, *imported) if os.path.isfile(file)})
 
 
 def as_document(frame: Frame | None) -> dict[str, str | int] | None:

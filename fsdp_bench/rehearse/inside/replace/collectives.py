@@ -29,9 +29,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as c10d
 
 from . import integers
-
-SMALL_BYTES = 1 << 20
-"""Up to here outputs are filled; stand_in/copies.c copies up to the same size."""
+from .integers import SMALL_BYTES, tensors_in
 
 calls: Counter[tuple[str, str]] = Counter()
 """Call counts by (process group, operator)."""
@@ -199,7 +197,7 @@ def _counted(name: str, kernel: Callable[..., Any], device: torch.device) -> Cal
 def _message(name: str, arguments: Sequence[Any]) -> Any:
     """Return the whole message: of an all-to-all the larger of what is sent and what is received."""
     if "alltoall" in name:
-        return max(arguments[:2], key=lambda tensors: sum(tensor.nbytes for tensor in _tensors(tensors)))
+        return max(arguments[:2], key=lambda tensors: sum(tensor.nbytes for tensor in tensors_in(tensors)))
     return arguments["reduce_scatter" in name and len(arguments) > 1]
 
 
@@ -377,7 +375,7 @@ def _with_outputs(compute: Callable[..., None]) -> Callable[..., Any]:
 
     def kernel(outputs: Any, *arguments: Any) -> Any:
         compute(outputs, *arguments)
-        return outputs, _finished(_tensors(outputs))
+        return outputs, _finished(tensors_in(outputs))
 
     return kernel
 
@@ -385,12 +383,6 @@ def _with_outputs(compute: Callable[..., None]) -> Callable[..., Any]:
 def _work_alone(compute: Callable[..., None]) -> Callable[..., Any]:
     """Return a kernel that returns work that is done."""
     return lambda outputs, *arguments: _with_outputs(compute)(outputs, *arguments)[1]
-
-
-def _tensors(outputs: Any) -> list[torch.Tensor]:
-    if isinstance(outputs, (list, tuple)):
-        return [tensor for one in outputs for tensor in _tensors(one)]
-    return [outputs]
 
 
 _KERNELS: dict[str, Callable[..., Any]] = {

@@ -23,7 +23,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 SMALL_BYTES = 1 << 20
-"""The largest tensor that is computed; stand_in/copies.c copies up to the same size."""
+"""The largest tensor that is computed or filled; stand_in/copies.c copies up to the same size."""
 
 _COMPARISONS = tuple(f"{name}.{kind}" for name in ("eq", "ne", "lt", "le", "gt", "ge") for kind in ("Tensor", "Scalar"))
 _BITS = (
@@ -85,9 +85,9 @@ def can_compute() -> bool:
 
 
 def compute_small_integers() -> None:
-    """Let operators on small integers of the GPU be computed as well, where torch can."""
+    """Let operators on small integers of the GPU be computed as well, where torch can; a second call does nothing."""
     global _library
-    if not can_compute():
+    if _library is not None or not can_compute():
         return
     get_kernel = torch.library.get_kernel
     _library = torch.library.Library("aten", "IMPL")
@@ -116,7 +116,7 @@ def _after(operator: Any, kernel: Any) -> Callable[..., Any]:
             isinstance(one, torch.Tensor) for one, is_one in zip(arguments, takes_tensor, strict=False) if is_one
         ):
             arguments = _with_tensors(arguments, takes_tensor)
-        inputs = _tensors((arguments, keywords))
+        inputs = tensors_in([*arguments, *keywords.values()])
         is_known = all(map(_is_known, inputs[1:] if overwrites else inputs))
         outer = reading
         if name in _READS:
@@ -125,13 +125,13 @@ def _after(operator: Any, kernel: Any) -> Callable[..., Any]:
             found = kernel.call_boxed(keys, *arguments, **keywords)
         finally:
             reading = outer
-        outputs = [tensor for tensor in _tensors(found) if tensor.device.type == "cuda" and not _has_fractions(tensor)]
+        outputs = [one for one in tensors_in(found) if one.device.type == "cuda" and not _has_fractions(one)]
         if outputs and not is_known and _is_check_for_nan(name, arguments):
             _on_host(outputs[0]).fill_((name == "eq") == (arguments[0] is arguments[1]))
             _mark([outputs[0]], is_known=True)
         elif balances_routing and name == "topk" and outputs and outputs[0].dim() == 2:
             _balance(outputs[0], num_experts=inputs[0].shape[-1])
-        elif outputs and is_known and all(map(_is_small, outputs)) and len(outputs) == len(_tensors(found)):
+        elif outputs and is_known and all(map(_is_small, outputs)) and len(outputs) == len(tensors_in(found)):
             _mark(outputs, _compute(operator, arguments, keywords, found))
         else:
             _mark(outputs, is_known=False)
@@ -160,7 +160,7 @@ def _instead(operator: Any, kernel: Any) -> Callable[..., Any]:
 
     def run(keys: Any, *arguments: Any, **keywords: Any) -> Any:
         global reading
-        inputs = _tensors((arguments, keywords))
+        inputs = tensors_in([*arguments, *keywords.values()])
         if all(map(_is_known, inputs)):
             with torch._C._AutoDispatchBelowAutograd():
                 computed = operator(*tree_map(_on_host, arguments), **tree_map(_on_host, keywords))
@@ -171,7 +171,7 @@ def _instead(operator: Any, kernel: Any) -> Callable[..., Any]:
             found = kernel.call_boxed(keys, *arguments, **keywords)
         finally:
             reading = outer
-        for tensor in _tensors(found):
+        for tensor in tensors_in(found):
             forget(tensor)  # CUDA's bincount begins with zeros, which are known
         return found
 
@@ -191,7 +191,7 @@ def _compute(operator: Any, arguments: Any, keywords: Any, found: Any) -> bool:
     Returns:
         Whether the CPU can compute it. PyTorch's CUDA code has run without an error before, so it is no error here.
     """
-    written = {tensor.data_ptr() for tensor in _tensors(found)}
+    written = {tensor.data_ptr() for tensor in tensors_in(found)}
     with torch._C._AutoDispatchBelowAutograd():
         for prepare in (_on_host, _as_float):  # the CPU has histc for floating-point numbers alone
             try:
@@ -201,7 +201,7 @@ def _compute(operator: Any, arguments: Any, keywords: Any, found: Any) -> bool:
                 continue
         else:
             return False
-        for target, source in zip(_tensors(found), _tensors(computed), strict=True):
+        for target, source in zip(tensors_in(found), tensors_in(computed), strict=True):
             if source.data_ptr() not in written:  # an in-place operator has written there itself
                 _on_host(target).copy_(source)
     return True
@@ -228,10 +228,13 @@ def _balance(chosen: torch.Tensor, num_experts: int) -> None:
     _mark([chosen], is_known=True)
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    tree_map(lambda one: found.append(one) if isinstance(one, torch.Tensor) else None, value)
-    return found
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return a tensor, or those in lists and tuples, in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for one in value for tensor in tensors_in(one)]
+    return []
 
 
 def _has_fractions(tensor: torch.Tensor) -> bool:

@@ -25,7 +25,7 @@ _NCCL_BACKENDS = ("ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy
 """Classes of torch's backends for NCCL, of which a version of torch may have some."""
 
 
-class SingleRankStore(c10d.Store):
+class _SingleRankStore(c10d.Store):
     """A key-value store in which the other ranks do what this one does, and never set a key of their own."""
 
     def __init__(self, rank: int, world_size: int) -> None:
@@ -34,7 +34,6 @@ class SingleRankStore(c10d.Store):
         self._values: dict[str, bytes] = {}
 
     def set(self, key: str, value: Any) -> None:
-        """Set a key."""
         self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
 
     def get(self, key: str) -> bytes:
@@ -52,26 +51,21 @@ class SingleRankStore(c10d.Store):
         return found
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
-        """Set a key if it has the expected value, or none."""
         expected = expected.encode() if isinstance(expected, str) else bytes(expected)
         if self._values.get(key, expected) == expected:
             self.set(key, desired)
         return self._values[key]
 
     def check(self, keys: list[str]) -> bool:
-        """Return whether this rank set all of these."""
         return all(key in self._values for key in keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Return if this rank set all of these keys. Raises RuntimeError if another rank would have to set one."""
         self._check(keys)
 
     def delete_key(self, key: str) -> bool:
-        """Delete a key; return whether it was there."""
         return self._values.pop(key, None) is not None
 
     def num_keys(self) -> int:
-        """Return the number of keys."""
         return len(self._values)
 
     def _check(self, keys: list[str]) -> None:
@@ -126,8 +120,8 @@ def join_alone(rank: int, world_size: int) -> None:
     for name, make in (*((name, _fake_backend) for name in _NCCL_BACKENDS), ("ProcessGroupGloo", _gloo_of_one)):
         if hasattr(c10d, name):
             setattr(c10d, name, _Replacement(name, (), {"real": getattr(c10d, name), "make": staticmethod(make)}))
-    store = SingleRankStore(rank, world_size)
-    dist.TCPStore = lambda *_arguments, **_keywords: SingleRankStore(rank, world_size)
+    store = _SingleRankStore(rank, world_size)
+    dist.TCPStore = lambda *_arguments, **_keywords: _SingleRankStore(rank, world_size)
     _keep_objects_of_other_ranks(rank)
     c10d.rendezvous = _rendezvous(store, rank, world_size)
     dist.rendezvous = c10d.rendezvous
@@ -185,7 +179,7 @@ _kept: list[Any] = []
 """Python objects that C++ refers to."""
 
 
-def _rendezvous(store: SingleRankStore, rank: int, world_size: int) -> Callable[..., Any]:
+def _rendezvous(store: _SingleRankStore, rank: int, world_size: int) -> Callable[..., Any]:
     """Return what finds the other ranks: instead of meeting them, it says which rank this is."""
 
     def rendezvous(_url: str, asked_rank: int = -1, asked_size: int = -1, **_options: Any) -> Any:
