@@ -22,9 +22,6 @@ cdef class Item:
     cdef public OperatorRun operators
     cdef public Ran ran
 
-@cython.locals(item=Item)
-cdef Item _item_with(int step, EventMark mark)
-
 cdef class Streams:
     cdef public object rates, _end_of_collective
     cdef public list waits, ran, _queues, _free, _beside

@@ -79,23 +79,16 @@ class Item:
 
     __slots__ = ("count", "issued", "mark", "number", "operators", "ran", "step")
 
-    def __init__(self, step: int, issued: float = 0.0) -> None:
+    def __init__(self, step: int, issued: float = 0.0, ran: Ran | None = None, mark: EventMark | None = None) -> None:
         self.step = step
         self.issued = issued
         """When the host has issued it."""
-        self.ran: Ran | None = None
-        self.mark: EventMark | None = None
+        self.ran, self.mark = ran, mark
         self.operators: OperatorRun | None = None
         self.count = 0
         """A collective's number in its process group; for WAIT_FOR_STARTED, the number after the last one."""
         self.number = 0
         """A START's number among all of them; for WAIT_FOR_STARTED, the first one's."""
-
-
-def _item_with(step: int, mark: EventMark) -> Item:
-    item = Item(step)
-    item.mark = mark
-    return item
 
 
 EndOfCollective = Callable[[Ran, float], float | None]
@@ -222,8 +215,7 @@ class Streams:
             ran.begin, self._host = self._host, self._host + ran.seconds
             ran.end = self._free[event.stream] = self._host
             return
-        item = Item(_RUN, self._host)
-        item.ran = ran
+        item = Item(_RUN, self._host, ran)
         if kind in (Kind.COLLECTIVE, Kind.START_COLLECTIVE):
             item.step = _COLLECTIVE if kind is Kind.COLLECTIVE else _START
             item.count = self._issued.get(work.group, 0)
@@ -236,7 +228,7 @@ class Streams:
         """Follow an event that only orders others."""
         kind, stream = event.kind, event.stream
         if kind is Kind.WAIT_STREAM:
-            self._queues[stream].append(_item_with(_WAIT, self._mark(event.number)))
+            self._queues[stream].append(Item(_WAIT, 0.0, None, self._mark(event.number)))
         elif kind is Kind.RECORD_EVENT:
             self._marks.setdefault(event.number, deque()).append(self._mark(stream))
         elif kind in (Kind.WAIT_EVENT, Kind.HOST_WAIT):
@@ -245,7 +237,7 @@ class Streams:
             if kind is Kind.HOST_WAIT:
                 self._host_waits = mark
             else:
-                self._queues[stream].append(_item_with(_WAIT, mark))
+                self._queues[stream].append(Item(_WAIT, 0.0, None, mark))
         elif kind is Kind.SYNCHRONIZE:
             self._host_waits = self._mark(stream)
         elif kind is Kind.WAIT_COLLECTIVES:
@@ -260,7 +252,7 @@ class Streams:
         """Mark the place behind all that a stream was given."""
         mark = EventMark()
         if self._queues[stream]:
-            self._queues[stream].append(_item_with(_RECORD, mark))
+            self._queues[stream].append(Item(_RECORD, 0.0, None, mark))
         else:
             mark.time = self._free[stream]
         return mark

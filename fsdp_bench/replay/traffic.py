@@ -28,7 +28,8 @@ class Traffic:
 def collectives(log: Log) -> list[Work]:
     """Return the collectives of a log's last step, in the order in which they are issued."""
     kinds = (Kind.COLLECTIVE, Kind.START_COLLECTIVE)
-    return [event.work for event in log.last_step() if event.kind in kinds and event.work is not None]
+    sent = log.last_step_as(lambda events: [event.work for event in events if event.kind in kinds])
+    return [one for one in sent if isinstance(one, Work)]
 
 
 def traffic(sent: Sequence[Work], setup: TrainSetup, rates: Rates | None = None) -> list[Traffic]:

@@ -17,7 +17,7 @@ from typing import Any
 from fsdp_bench.plan.purchase.fastest import Fastest, Timed
 from fsdp_bench.plan.purchase.goal import Setting, setting_of
 from fsdp_bench.plan.purchase.offer import SettingOffer, replayed
-from fsdp_bench.plan.purchase.simulated import Learned, Simulated
+from fsdp_bench.plan.purchase.simulated import Simulated
 from fsdp_bench.spec.hardware import Gpu, Server
 from fsdp_bench.spec.price import Price
 
@@ -117,10 +117,10 @@ class Searched:
         """Return whether so many nodes were searched."""
         return count in self._made
 
-    def take(self, count: int, offer: SettingOffer | None, learned: Learned, *found: Any) -> None:
+    def take(self, count: int, offer: SettingOffer | None, learned: tuple[Any, ...], *found: Any) -> None:
         """Take over the offer on so many nodes, made in another process, and what was found out for it."""
         self._made[count], self._offers = offer, []
-        self.simulated.learn(learned)
+        self.simulated.learn(*learned)
         self.fastest.learn(*found)
 
     @property

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from fsdp_bench.plan.estimate import predict_memory
 from fsdp_bench.plan.purchase.goal import Goal, Setting, can_run, settings, setup_of
 from fsdp_bench.plan.speed import step_seconds
 from fsdp_bench.rates.datasheet import Rates
+from fsdp_bench.replay.live_memory import worst_rank
 from fsdp_bench.replay.traffic import collectives
 from fsdp_bench.simulate.events import Kind, Work
 from fsdp_bench.simulate.operators.kernels import CUDA, Kernels, kernels_on
@@ -38,15 +38,6 @@ class Sent(NamedTuple):
     """How often each different one is issued."""
     order: tuple[int, ...]
     """The index of each among the different ones, in the order of issue."""
-
-
-class Learned(NamedTuple):
-    """The results of simulations."""
-
-    live: dict[LiveKey, dict[int, int]]
-    """Live bytes by the number of ranks."""
-    computation: dict[tuple[str, Setting, int], float]
-    sent: dict[tuple[Kernels, TrainSetup], Sent]
 
 
 class LiveBytes:
@@ -120,21 +111,21 @@ class Simulated:
                 setup = setup_of(goal, setting, batch, ranks // gpus_per_node, gpus_per_node)
                 if setup is None or not can_run(goal, setup):
                     return NEVER
-                return predict_memory(self.steps(setup, kernels)).peak_allocated_bytes
+                return worst_rank(self.steps(setup, kernels).for_memory)[1].peak_bytes
 
             self._live[key] = LiveBytes(simulate, fewest, most)
         return self._live[key]
 
-    def learned(self) -> Learned:
-        """Return what was simulated, to be sent between processes."""
-        return Learned({key: live.known for key, live in self._live.items()}, self.computation, self.sent)
+    def learned(self) -> tuple[Any, ...]:
+        """Return what was simulated, for ``learn`` in another process."""
+        return {key: live.known for key, live in self._live.items()}, self.computation, self.sent
 
-    def learn(self, learned: Learned) -> None:
+    def learn(self, live: Any, computation: Any, sent: Any) -> None:
         """Take over what another process has simulated."""
-        for key, known in learned.live.items():
+        for key, known in live.items():
             self.live_bytes(*key).known.update(known)
-        self.computation.update(learned.computation)
-        self.sent.update(learned.sent)
+        self.computation.update(computation)
+        self.sent.update(sent)
 
     def exceeds(self, num_bytes: int, kernels: Kernels, gpus_per_node: int, setting: Setting, batch: int) -> bool:
         """Return whether a setting takes more on the most servers, by one sequence, and by the line through it and two.
