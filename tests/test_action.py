@@ -100,7 +100,7 @@ def test_a_recipe_that_grew_fails_the_job_with_a_summary_and_a_comment(tmp_path:
     found = job(tmp_path)
     temp = tmp_path / "temp"
     assert found.code == 3
-    assert found.calls[:2] == ["python -m pip install --quiet /action", "fsdp-bench check fsdp-bench.toml"]
+    assert found.calls[:2] == ["python -m pip install --quiet --no-compile /action", "fsdp-bench check fsdp-bench.toml"]
     assert found.summary == GREW
     assert found.body == f"<!-- fsdp-bench check fsdp-bench.toml -->\n{GREW}"
     assert found.calls[2].startswith("gh api --paginate repos/me/project/issues/7/comments --jq ")
