@@ -25,6 +25,7 @@ Read in this order:
     rehearsal.py          whether a rehearsed script fits
     script/               one command with several values, each of them rehearsed; plans for it
     rehearsed_time/       how long a step of a rehearsed script would take
+    rehearsal_document.py the JSON form of a rehearsal
     check.py              check(): many commands against a baseline
     document.py           the JSON form of an answer, predicted or dry-run, which tables and pages read
 """
