@@ -28,15 +28,17 @@ times as many CPU seconds, because two threads share a core."""
 COLLECTION, FIXTURES = "collection", "session fixtures"
 HEAVIEST = 10
 LOOP_EVERY_SECONDS = 20.0
+TRIES = 20
+"""Readings of the processes' times before only those that have ended count."""
 
 
 def tree_cpu_seconds() -> float:
     """Return the CPU time of this process, of its ended children and of all living processes below it, in seconds."""
-    own, seconds = psutil.Process(), 0.0
-    for process in (own, *own.children(recursive=True)):
-        with contextlib.suppress(psutil.Error):  # it has ended
-            seconds += sum(process.cpu_times()[:4])  # user, system, and both of its ended children
-    return seconds
+    own = psutil.Process()
+    for _ in range(TRIES):
+        with contextlib.suppress(psutil.Error):  # one has ended meanwhile, whose time its parent has now
+            return sum(sum(process.cpu_times()[:4]) for process in (own, *own.children(recursive=True)))
+    return sum(own.cpu_times()[:4])
 
 
 def loop_seconds() -> float:
