@@ -247,16 +247,20 @@ def sharing_ranks(step: IssuedStep, rank: int, world_size: int) -> float | None:
 
     FSDP reduces them on streams of its own; tensor parallelism communicates on the stream of forward, and in backward
     the same sizes. Other sizes there are gradients, as of DDP, or of norms alone under tensor parallelism, which are
-    fewer than the embedding's numbers. Without gradients, ranks that communicate in forward train on the same tokens.
+    fewer than the embedding's numbers. Where nobody reduces gradients, all ranks that communicate in forward, or send
+    each other messages there, as pipeline stages do, train on the same tokens. It is unknown (None) where only a part
+    of the ranks was seen to communicate.
     """
     compute = {stream for stream, name in streams_of(step.events).items() if name is Stream.COMPUTE}
     by_fsdp, forward, backward = set[_Ranks](), dict[_Ranks, set[int]](), Counter[_Ranks]()
-    is_forward = True
+    is_forward, sends_messages, sizes = True, False, set[int]()
     for event in step.events:
         is_forward &= not (isinstance(event, PhaseBegin) and event.name == "backward")
         if not isinstance(event, IssuedCollective) or event.ranks is None:
             continue
         ranks, kind = frozenset(event.ranks), kind_of(event)
+        sends_messages |= event.peer is not None
+        sizes.add(len(ranks))
         if kind in _REDUCE and event.stream >= 0 and event.stream not in compute:
             by_fsdp.add(ranks)
         elif len(ranks) < 2 or event.num_bytes <= _A_NUMBER:
@@ -268,7 +272,8 @@ def sharing_ranks(step: IssuedStep, rank: int, world_size: int) -> float | None:
     numbers = max(map(prod, _looked_up(step)), default=inf)
     reduces = by_fsdp or {one for one, size in backward.items() if one not in forward or size >= numbers}
     if not reduces:
-        return float(world_size) if forward else 1.0
+        is_known = sends_messages or sizes <= {1, world_size}
+        return None if not is_known else float(world_size) if forward else 1.0
     own, with_own_tokens = frozenset({rank}), 1
     seen = own
     for group in sorted(reduces, key=len, reverse=True):

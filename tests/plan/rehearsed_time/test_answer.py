@@ -212,6 +212,7 @@ WITHOUT_FSDP: dict[str, tuple[Collectives, Collectives, float | None]] = {  # an
     ),
     "tensor parallelism of 2 with DDP": ([((0, 1), 4096)], [((0, 1), 4096), ((0, 2, 4, 6), 100)], 2),
     "parts of a sequence gathered in forward, with DDP": ([(EIGHT, 4096)], [(EIGHT, 4096), (EIGHT, 1600)], 1),
+    "a part of the ranks gathers, and nobody reduces": ([((0, 1), 4096)], [((0, 1), 4096)], None),
     "half of the ranks reduce, and nobody says what the others do": ([], [((0, 1, 2, 3), 1000)], None),
 }  # fmt: skip
 
