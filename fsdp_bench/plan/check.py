@@ -91,7 +91,7 @@ class CheckFile(Checked, frozen=True, kw_only=True):
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
-    """What each recipe needed, without what depends on the machine that rehearsed it."""
+    """The memory and time of each recipe, without what depends on the machine that rehearsed it."""
 
     schema_version: int = SCHEMA_VERSION
     recipes: dict[str, RehearsalDocument] = {}

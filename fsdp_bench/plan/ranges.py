@@ -49,7 +49,7 @@ class ScriptErrors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     speed: Errors
     memory: Errors
-    """Of the peak of reserved memory."""
+    """The errors of the peak of reserved memory."""
     gpus: tuple[str, ...]
 
 

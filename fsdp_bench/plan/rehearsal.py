@@ -88,6 +88,11 @@ class Rehearsal:
         return self.hardware.gpu
 
     @property
+    def reserved_bytes(self) -> int | None:
+        """The peak of reserved memory; None if the script never used the GPU."""
+        return self.report.peak_reserved_bytes if self.report.peak is not None else None
+
+    @property
     def usable_bytes(self) -> int:
         """The GPU memory that a process can use."""
         assert self.gpu.usable_memory_bytes is not None

@@ -103,7 +103,7 @@ def rehearsal_document(found: Rehearsal) -> RehearsalDocument:
         server=hardware_document(found.hardware),
         memory=RehearsedMemory(
             peak_allocated_bytes=peak.allocated_bytes if peak else None,
-            peak_reserved_bytes=report.peak_reserved_bytes if peak else None,
+            peak_reserved_bytes=found.reserved_bytes,
             peak_phase=peak.phase if peak else None,
             peak_step=peak.step if peak else None,
             phases=phases,
@@ -131,7 +131,7 @@ _OF_REPORT = (
     *("torch", "cuda", "world_size", "rank", "outcome", "num_steps", "reads", "num_known_reads", "unsupported"),
     *("notes", "allocator_settings", "failure", "spans"),
 )
-"""What the document has as the report has it."""
+"""The fields that the document has as the report has them."""
 
 
 def is_rehearsal(document: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from importlib import resources
 from pathlib import Path
 
 import msgspec
@@ -172,9 +173,10 @@ def script_text(job: Submission, folder: Path) -> str:
         *("--slurm", f"--ranks-per-node={job.ranks}"),
         *(part for value in job.only for part in ("--only", value)),
     ]
+    template = resources.files(__package__).joinpath(f"{SCRIPT}.jinja").read_text()
     return (
         templates()
-        .get_template(f"{SCRIPT}.jinja")
+        .from_string(template)
         .render(
             job=job,
             name=folder.name,

@@ -79,7 +79,7 @@ class Side:
 
 
 Comparable = str | Path | Mapping[str, Any] | TrialRecord | Prediction | Side
-"""What ``compare`` takes of a model in a setup."""
+"""The things that ``compare`` takes as a model in a setup."""
 
 
 def read_side(value: Comparable, name: str) -> Side:

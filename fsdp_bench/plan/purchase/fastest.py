@@ -86,7 +86,7 @@ class Fastest:
         """The setups with several numbers of nodes that were timed, by setting and micro-batch."""
         self._live_fits: dict[tuple[Setting, int, int], bool] = {}
         self._available_bytes: dict[tuple[ShardingStrategy, Api, int], int] = {}
-        """What the allocator can reserve beside the communicators of process groups, by strategy, API and nodes."""
+        """The bytes that the allocator can reserve beside communicators, by strategy, API and number of nodes."""
         self._batches = cache(self._batches_of)
         self._collective_times: dict[TrainSetup, tuple[Sent, list[float | None]]] = {}
 

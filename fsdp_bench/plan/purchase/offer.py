@@ -57,7 +57,7 @@ class OfferMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 OfferKey = tuple[str, int, TrainSetup | None, tuple[str, ...]]
-"""What tells offers from each other."""
+"""The facts by which offers differ: server, number of nodes, setup, and a script's command."""
 
 
 class OfferDocument(msgspec.Struct, frozen=True, kw_only=True):

@@ -143,7 +143,7 @@ def _plan(goal: Goal, kinds: Sequence[ServerType], nodes: Sequence[int], progres
     simulated, searched, left = Simulated(goal, max(nodes)), list[Searched](), list[Left]()
     one_of_each_gpu = {kind.gpu.name: kind for kind in kinds if _why_unknown(kind) is None}.values()
     for learned in map_forked(lambda kind: Searched(simulated, kind, nodes).simulated.learned(), [*one_of_each_gpu]):
-        simulated.learn(*learned)
+        simulated.learn(learned)
     for kind in kinds:
         progress(kind.server.name)
         if (reason := _why_unknown(kind)) is not None:

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import log
-from typing import Any
 
-from fsdp_bench.plan.purchase.fastest import Fastest, Timed
+from fsdp_bench.plan.purchase.fastest import Fastest, Reached, Timed
 from fsdp_bench.plan.purchase.goal import Setting, setting_of
 from fsdp_bench.plan.purchase.offer import SettingOffer, replayed
-from fsdp_bench.plan.purchase.simulated import Simulated
+from fsdp_bench.plan.purchase.simulated import Learned, Simulated
 from fsdp_bench.spec.hardware import Gpu, Server
 from fsdp_bench.spec.price import Price
+from fsdp_bench.spec.setup import TrainSetup
 
 _MARKS = (4, 16, 64, 256)
 """Numbers of nodes that are searched, beside the fewest and the most."""
@@ -117,11 +117,18 @@ class Searched:
         """Return whether so many nodes were searched."""
         return count in self._made
 
-    def take(self, count: int, offer: SettingOffer | None, learned: tuple[Any, ...], *found: Any) -> None:
+    def take(
+        self,
+        count: int,
+        offer: SettingOffer | None,
+        learned: Learned,
+        reached: dict[TrainSetup, Reached],
+        refused: set[tuple[Setting, int, int]],
+    ) -> None:
         """Take over the offer on so many nodes, made in another process, and what was found out for it."""
         self._made[count], self._offers = offer, []
-        self.simulated.learn(*learned)
-        self.fastest.learn(*found)
+        self.simulated.learn(learned)
+        self.fastest.learn(reached, refused)
 
     @property
     def lacks_speed(self) -> bool:

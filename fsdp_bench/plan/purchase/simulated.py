@@ -35,9 +35,18 @@ class Sent(NamedTuple):
 
     different: tuple[Work, ...]
     counts: tuple[int, ...]
-    """How often each different one is issued."""
+    """The number of times that each different one is issued."""
     order: tuple[int, ...]
     """The index of each among the different ones, in the order of issue."""
+
+
+class Learned(NamedTuple):
+    """The results of simulations, to be sent between processes."""
+
+    live: dict[LiveKey, dict[int, int]]
+    """Live bytes by the number of ranks."""
+    computation: dict[tuple[str, Setting, int], float]
+    sent: dict[tuple[Kernels, TrainSetup], Sent]
 
 
 class LiveBytes:
@@ -116,16 +125,16 @@ class Simulated:
             self._live[key] = LiveBytes(simulate, fewest, most)
         return self._live[key]
 
-    def learned(self) -> tuple[Any, ...]:
+    def learned(self) -> Learned:
         """Return what was simulated, for ``learn`` in another process."""
-        return {key: live.known for key, live in self._live.items()}, self.computation, self.sent
+        return Learned({key: live.known for key, live in self._live.items()}, self.computation, self.sent)
 
-    def learn(self, live: Any, computation: Any, sent: Any) -> None:
+    def learn(self, learned: Learned) -> None:
         """Take over what another process has simulated."""
-        for key, known in live.items():
+        for key, known in learned.live.items():
             self.live_bytes(*key).known.update(known)
-        self.computation.update(computation)
-        self.sent.update(sent)
+        self.computation.update(learned.computation)
+        self.sent.update(learned.sent)
 
     def exceeds(self, num_bytes: int, kernels: Kernels, gpus_per_node: int, setting: Setting, batch: int) -> bool:
         """Return whether a setting takes more on the most servers, by one sequence, and by the line through it and two.

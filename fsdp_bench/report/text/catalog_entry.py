@@ -11,7 +11,7 @@ from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.hardware import Gpu, Server
 
 _TEXTS = tomllib.loads(resources.files(__package__).joinpath("unknown_facts.toml").read_text())
-"""What stands in the place of facts that are not known."""
+"""The comments in the place of facts that are not known."""
 
 
 def catalog_entry(gpu: Gpu, server: Server) -> str:

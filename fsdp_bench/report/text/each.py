@@ -84,11 +84,10 @@ def each_columns(answers: Sequence[Answered]) -> list[Column]:
     labels = [Column(column_header(name), tuple(one.variant.values.get(name, "") for one in answers)) for name in names]
     worst = [one.worst for one in answers]
     peaks = [one and one.report.peak for one in worst]
-    reserved = [one.report.peak_reserved_bytes if one and one.report.peak else None for one in worst]
     columns = {
         "fits": words(_FITS[one.verdict if one else None] for one in worst),
         "allocated": numbers((one.allocated_bytes if one else None for one in peaks), format_gib),
-        "reserved": numbers(reserved, format_gib),
+        "reserved": numbers((one.reserved_bytes if one else None for one in worst), format_gib),
         "peaks in": words(f"{one.phase} of step {one.step}" if one else "" for one in peaks),
         "at": words(_line_at_peak(one) if one else "" for one in worst),
     }

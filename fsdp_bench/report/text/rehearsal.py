@@ -333,7 +333,7 @@ def rank_columns(found: Sequence[Rehearsal]) -> dict[str, Column]:
     columns = {
         "rank": numbers(one.report.rank for one in found),
         "allocated": numbers((one.allocated_bytes if one else None for one in peaks), format_gib),
-        "reserved": numbers((one.report.peak_reserved_bytes for one in found), format_gib),
+        "reserved": numbers((one.reserved_bytes for one in found), format_gib),
         "fits": words(one.verdict.text if one.verdict else UNKNOWN for one in found),
     }
     if found[0].asks_time:
