@@ -207,12 +207,13 @@ def test_an_all_reduce_may_need_nvlink_sharp_beside_gathers() -> None:
 
 def test_a_rank_that_does_not_fit_decides_before_an_unknown_one_and_is_named() -> None:
     fits, larger = rehearsal(), rehearsal(rank=3, spans=(span(1, "forward", 9, reserved=50),))
-    unknown = rehearsal(rank=5, outcome=RehearsalOutcome.FAILED, failure=FAILURE)
+    unknown = rehearsal(rank=5, outcome=RehearsalOutcome.FAILED, failure=FAILURE, spans=())
     too_large = rehearsal(rank=7, **OUT)
     ranks = [fits, larger, unknown, too_large]
     assert [worst_of(ranks[:count]) for count in (2, 3, 4)] == ranks[1:]
     assert several(ranks[:2]).startswith("rank 3 decides: fits (rehearsed)")
     assert several(ranks[:3]).startswith("rank 5 decides: unknown")
+    assert several(ranks[:3]).splitlines()[-1].split() == ["5", *["unknown"] * 3]  # it never used the GPU
 
 
 def test_the_chart_is_drawn_and_needs_the_memory_history(tmp_path: Path) -> None:
