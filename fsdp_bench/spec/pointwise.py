@@ -37,6 +37,11 @@ def path_of(name: str, read: Sequence[Operand], written: Operand) -> str:
     return " ".join([STRIDED] * is_strided + [CASTING] * _casts(name, read, written))
 
 
+def copy_path(itemsize: int, into: int) -> str:
+    """Return the path of a contiguous copy between dtypes of so many bytes, float32 and 16 bits."""
+    return CASTING if itemsize < into else ""
+
+
 def is_strided_cat(read: Sequence[Operand], written: Operand, itemsize: int) -> bool:
     """Whether aten::cat copies element by element (CatArrayBatchedCopy in aten/native/cuda/Shape.cu).
 

@@ -411,6 +411,8 @@ def run_of(
     dims, num_bytes = tuple(numbers[dim] for dim in operator.dims), numbers[operator.num_bytes]
     results = tuple(numbers[each.num_bytes] for each in operator.makes)
     work = work_of(name, layout, dims, num_bytes, operator.itemsize)
+    if name == "aten::slice_backward" and results:
+        work = slice_backward(num_bytes - results[0], results[0], operator.itemsize)
     return Run(
         name=name,
         event=None if work is None else Event(Kind.KERNEL, -1, label=work.name, work=work),
@@ -419,6 +421,12 @@ def run_of(
         uses_cublas=name in _PRODUCTS,
         space=workspace_of(name, dims, operator.itemsize, kernels, num_bytes, results, num_keys),
     )
+
+
+def slice_backward(gradient_bytes: int, result_bytes: int, itemsize: int) -> Work:
+    """Return the work of aten::slice_backward: zeros, and the gradient's copy to its place among them."""
+    num_bytes, elements = 2 * gradient_bytes + result_bytes, gradient_bytes // itemsize
+    return Work("aten::slice_backward", num_bytes, (), itemsize, path=STRIDED, elements=elements)
 
 
 def work_of(name: str, layout: str, dims: tuple[int, ...], num_bytes: int, itemsize: int) -> Work | None:
