@@ -72,10 +72,11 @@ is scaled by a kernel of its own (torchao/float8/float8_ops.py, addmm_float8_unw
 MEMORY_EFFICIENCY = 0.896
 """Fraction of the nominal memory bandwidth: torch.clone of 1 GiB in bf16 on an H100, 3003 of 3350 GB/s
 (Dao-AILab/quack, AI/hadamard_roofline_analysis.md, 2025)."""
-COMPILED_NORM_EFFICIENCY = (0.78, 0.356)
-"""The same of norms that Inductor compiled, forward and backward, also where it fused them with additions: the medians
-of RMSNorm in bf16 over seven shapes of language models on an H200 of 4800 GB/s (NVIDIA/cudnn-frontend,
-benchmark/norms/results/h200, backend ``torch_compile``, 2026-02)."""
+LISTS_EFFICIENCY = {"aten::_foreach_": 0.80, "optimizer adamw-foreach": 0.80, "optimizer sgd": 0.80}
+"""The same of operators on lists of tensors (multi_tensor_apply), by the beginning of their names: 0.75 to 0.81 for
+eight operators on 32 tensors of 16 million numbers on an H100 (results/nvidia-h100/rates.json)."""
+FUSED_EFFICIENCY = {"aten::_fused_adam": 0.74, "optimizer adamw-fused": 0.74}
+"""The same of fused AdamW, on the same tensors."""
 ELEMENTS_PER_CLOCK = {
     STRIDED: 1.7,
     CASTING: 1.55,
@@ -290,9 +291,13 @@ def _is_over_pcie(topology: Topology) -> bool:
 
 def _memory_efficiency(name: str) -> float:
     """Return the fraction of the memory's bandwidth that an operator or a compiled kernel reaches."""
-    if name.startswith("triton_") and "_norm" in name:
-        return COMPILED_NORM_EFFICIENCY["_norm_backward" in name]
+    for beginning, efficiency in _EFFICIENCIES:
+        if name.startswith(beginning):
+            return efficiency
     return MEMORY_EFFICIENCY
+
+
+_EFFICIENCIES = (*LISTS_EFFICIENCY.items(), *FUSED_EFFICIENCY.items())
 
 
 def _elements_per_clock(work: Work) -> float | None:
