@@ -410,7 +410,9 @@ def run_of(
     name, layout, outer = operator_name(names[operator.name])
     dims, num_bytes = tuple(numbers[dim] for dim in operator.dims), numbers[operator.num_bytes]
     results = tuple(numbers[each.num_bytes] for each in operator.makes)
-    work = work_of(name, layout, dims, num_bytes, operator.itemsize)
+    find = _MOVED.get(name)
+    moved = num_bytes if find is None or not results else find(num_bytes, sum(results), results[0])
+    work = work_of(name, layout, dims, moved, operator.itemsize)
     if name == "aten::slice_backward" and results:
         work = slice_backward(num_bytes - results[0], results[0], operator.itemsize)
     return Run(
@@ -421,6 +423,18 @@ def run_of(
         uses_cublas=name in _PRODUCTS,
         space=workspace_of(name, dims, operator.itemsize, kernels, num_bytes, results, num_keys),
     )
+
+
+_MOVED: dict[str, Callable[[int, int, int], int]] = {
+    "aten::embedding": lambda total, made, first: 2 * first,  # rows that are looked up
+    "aten::embedding_dense_backward": lambda total, made, first: 3 * (total - made) + made,
+    "aten::native_layer_norm_backward": lambda total, made, first: 2 * (total - made) + made,
+    "aten::_fused_rms_norm_backward": lambda total, made, first: 2 * (total - made) + made,
+    "aten::nll_loss_forward": lambda total, made, first: made,  # of each row one element
+    "aten::nll_loss_backward": lambda total, made, first: made,
+}
+"""Operators that move other bytes than those of their tensors, as plan/rehearsed_time/operator_work.py explains: by the
+bytes of all tensors, of those that it makes and of the first of these."""
 
 
 def slice_backward(gradient_bytes: int, result_bytes: int, itemsize: int) -> Work:
