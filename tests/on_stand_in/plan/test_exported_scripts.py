@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from fsdp_bench.catalog.lookup import server
 from fsdp_bench.plan.estimate import read_allocator
 from fsdp_bench.plan.export.chosen import Chosen
 from fsdp_bench.plan.export.files import write
 from fsdp_bench.plan.export.plugin import as_accelerate_shards
+from fsdp_bench.plan.question import speed_of
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.lora import LoRA
 from tests import one_memory
@@ -79,6 +81,57 @@ def test_the_pytorch_script_needs_what_was_predicted_to_the_byte(fields: dict[st
     assert found["backward"] == expected["backward"]
     forward = max(expected["forward"], expected["loss"])  # a rehearsal does not see where the loss begins
     assert found["forward"] == forward + earlier_loss
+
+
+SIZES = {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 3, "vocab_size": 32000}
+HEADS = {"num_attention_heads": 16, "num_key_value_heads": 4}
+CODE = {
+    "llama": SIZES | HEADS,
+    "mistral": SIZES | HEADS | {"sliding_window": None},
+    "qwen2": SIZES | HEADS,
+    "qwen3": SIZES | HEADS | {"head_dim": 128},
+    "phi3": SIZES | HEADS | {"pad_token_id": 0},
+    "gpt2": {"n_embd": 2048, "n_layer": 3, "n_head": 16, "vocab_size": 32000, "n_positions": 4096},
+}
+OF_EIGHT = {"sequence_length": 4096, "micro_batch_size": 2}
+OF_SIXTEEN = OF_EIGHT | {"world_size": 16}
+SELECTIVE = {"checkpointing": "selective", "checkpointing_policy": "every-second-product"}
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("llama", FSDP2 | FULL | OF_EIGHT),
+        ("qwen2", FSDP1 | OF_EIGHT),
+        ("gpt2", FSDP2 | OF_EIGHT),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in (
+                ("llama", FSDP1 | OF_EIGHT),
+                ("mistral", FSDP1 | FULL | OF_EIGHT),
+                ("mistral", FSDP2 | SELECTIVE | OF_EIGHT),
+                ("qwen3", FSDP2 | OF_SIXTEEN | {"strategy": "HYBRID_SHARD"}),
+                ("qwen3", FSDP1 | FULL | OF_EIGHT | {"max_grad_norm": 1.0}),
+                ("phi3", FSDP2 | OF_EIGHT | {"optimizer": "adamw-fused"}),
+                ("gpt2", FSDP2 | OF_SIXTEEN | {"strategy": "NO_SHARD"}),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_the_pytorch_script_takes_as_long_as_predicted(family: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    """Hugging Face's code, whose operators are recorded and rehearsed apart: within 1 %."""
+    cluster = server("p5.48xlarge", fields.get("world_size", 8) // 8)
+    one = chosen({"model_type": family, **CODE[family]}, hardware=cluster, **fields)
+    files = export(["pytorch"], one)
+    write(files, tmp_path)
+    words = str(files[-1].start).split()[4:]
+    given = ("--server", "p5.48xlarge", "--nodes", str(cluster.num_nodes), "--time", "--steps", "3")
+    found = rehearse(*given, "--", *words, command="torchrun", folder=tmp_path).document["time"]
+    expected = speed_of(one.question).time
+    assert found["unknown"] == {}
+    assert found["step_seconds"] == pytest.approx(expected.step_seconds, rel=0.01)
+    assert found["parts_seconds"]["other_operators"] == pytest.approx(expected.parts["other_operators"], rel=0.02)
 
 
 OTHERWISE = FULL | {"strategy": "SHARD_GRAD_OP", "offload": "params"}

@@ -21,14 +21,19 @@ COMMAND = "fsdp-bench predict --hf-config config.json"
 
 
 def chosen(
-    config: dict[str, Any] | None = None, expandable_segments: bool = False, lora: LoRA | None = None, **fields: Any
+    config: dict[str, Any] | None = None,
+    expandable_segments: bool = False,
+    lora: LoRA | None = None,
+    hardware: Hardware | None = None,
+    **fields: Any,
 ) -> Chosen:
     """Return a setting of a small model on H100s: by default bf16-mixed, 8 ranks, 256 tokens."""
     config = config or CONFIG
+    hardware = hardware or Hardware.of_gpu(loader.gpu("H100-SXM"))
     setup = TrainSetup(**{"world_size": 8, "precision": "bf16-mixed", "sequence_length": 256, **fields})
     folder = FOLDER if lora is None else ADAPTERS
     shape = recorded_architecture(config, setup.sequence_length, "tiny", folder, lora)
-    question = Question(shape, setup, Hardware.of_gpu(loader.gpu("H100-SXM")), expandable_segments=expandable_segments)
+    question = Question(shape, setup, hardware, expandable_segments=expandable_segments)
     return chosen_by_prediction(answer(question), config, COMMAND)
 
 
