@@ -1,18 +1,44 @@
-"""``fsdp-bench calibrate``: measure this machine's rates."""
+"""``fsdp-bench calibrate``: measure this machine's rates or its host's time, or scale a datasheet's by a run."""
 
 import tempfile
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import click
 
+from fsdp_bench.cli.common.assumptions import AssumptionOptions, assumption_options, read_questions
+from fsdp_bench.cli.common.lists import Values
+from fsdp_bench.cli.common.options import FILES, SetupCommand, SetupOptions, given_options, setup_options
 from fsdp_bench.cli.common.printing import print_json, progress_bar
+from fsdp_bench.plan.measured_run import MeasuredRun, read_run
+from fsdp_bench.plan.scaling import ScaledRates, scale_rates
+from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.terminal import describe, new_console, print_lines
+from fsdp_bench.report.text.speed import range_text, step_text
 from fsdp_bench.spec.calibration_profile import Profile, write_profile
-from fsdp_bench.spec.errors import SpecError, shown
+from fsdp_bench.spec.errors import SpecError, not_allowed, shown
+from fsdp_bench.spec.setup import OPTIONS
+
+_OF_A_RUN = ("from_", "column", "total")
+_OF_A_MACHINE = ("ranks", "host")
 
 
-@click.command("calibrate")
+@click.command("calibrate", cls=SetupCommand)
+@setup_options()
+@click.option(
+    "--from",
+    "from_",
+    metavar="RUN",
+    help="Scale the datasheet's rates by a run of yours, whose setup the other options say: 5,762tok/s (of each GPU),"
+    " 0.71s a step, a log, trainer_state.json, a CSV file, a torch.profiler trace, or a TOML file with both.",
+)
+@click.option("--column", metavar="NAME", help="With --from FILE.csv: the column; NAME=tok/s, =s or =ms says its unit.")
+@click.option("--total", is_flag=True, help="With --from: tokens/s are those of all GPUs together.")
+@click.option("--host", is_flag=True, help="Only what this host takes for each operator and hook; needs no GPU.")
+@assumption_options(without=("kernels", "load", "gpu_memory", "headroom", "calibration", "expandable_segments"))
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -23,7 +49,17 @@ from fsdp_bench.spec.errors import SpecError, shown
     "--ranks", metavar="N,M", help="Numbers of ranks that measure at once; by default every GPU, or 2 and 4 on a CPU."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the calibration as one JSON document, too.")
-def command(out: Path | None, ranks: str | None, as_json: bool) -> None:
+def command(
+    options: SetupOptions,
+    assumed: AssumptionOptions,
+    from_: str | None,
+    column: str | None,
+    total: bool,
+    host: bool,
+    out: Path | None,
+    ranks: str | None,
+    as_json: bool,
+) -> None:
     """Measure this machine: matrix products, attention, memory, copies, optimizers, collectives; 3 minutes at most.
 
     Nothing else should run meanwhile. Predictions then use the file instead of datasheets.
@@ -31,7 +67,14 @@ def command(out: Path | None, ranks: str | None, as_json: bool) -> None:
     \b
     fsdp-bench calibrate --out mine.toml
     fsdp-bench predict --params 8B --server p5.48xlarge --calibration mine.toml
+    fsdp-bench calibrate --from 5,762tok/s --model Llama-3.1-8B --server p5.48xlarge
     """
+    given = [name for name in given_options() if name not in ("out", "as_json")]
+    if from_ is not None:
+        _refuse(given, _OF_A_MACHINE, "--from is of a run that was measured")
+        _from_run(read_run(from_, column, total), options, assumed, out or Path("run.toml"), as_json)
+        return
+    _refuse(given, [name for name in given if name not in _OF_A_MACHINE], "it belongs to --from RUN")
     from fsdp_bench.sweep.calibration import PARTS, calibrate, rank_counts
     from fsdp_bench.sweep.machine import probe_machine
     from fsdp_bench.sweep.session import require_torch
@@ -54,6 +97,56 @@ def command(out: Path | None, ranks: str | None, as_json: bool) -> None:
         print_json(profile)
     else:
         print_lines(_summary(profile, path))
+
+
+def _refuse(given: Sequence[str], names: Collection[str], why: str) -> None:
+    for name in given:
+        if name in names:
+            raise SpecError(f"--{name.strip('_').replace('_', '-')}: {why}; leave one out")
+
+
+def _from_run(
+    measured: MeasuredRun, options: SetupOptions, assumed: AssumptionOptions, path: Path, as_json: bool
+) -> None:
+    """Scale the datasheet's rates by a run, write them, and print what changed."""
+    _check_writable(path)
+    asked = read_questions(_with_file(options, measured.options), assumed)
+    found = scale_rates(asked[0], measured)
+    write_profile(found.scaling, path)
+    if as_json:
+        print_json(found)
+    else:
+        print_lines(_changes(found, path))
+
+
+def _changes(found: ScaledRates, path: Path) -> str:
+    headers = ("work in a step", "datasheet", "scaled", "factor")
+    rows = [
+        (one.name.replace("_", " "), step_text(one.before_seconds), step_text(one.after_seconds), f"{one.factor:.3f}")
+        for one in found.changes
+    ]
+    before, after = found.before_step_seconds, found.after_step_seconds
+    lines = [
+        f"{path}: rates of {found.scaling.gpu}, scaled by {found.scaling.source}",
+        f"a step took {step_text(found.measured_step_seconds)}; predicted {step_text(before)}, now {step_text(after)}",
+        *table_lines(table_columns(headers, rows, headers[1:]), indent=2),
+        *found.notes,
+        f"range by the datasheet: {range_text(found.range_before, before)}",
+        f"range now, of a setup like it: {range_text(found.range, after)}",
+    ]
+    return "\n".join(lines)
+
+
+def _with_file(options: SetupOptions, stated: Mapping[str, Any]) -> SetupOptions:
+    """Return the options with a file's, which the command line overrides. Raises SpecError for an unknown one."""
+    known = [one.name for one in fields(SetupOptions) if one.name not in ("step", "several")] + list(OPTIONS)
+    values = {}
+    for name, value in stated.items():
+        if name not in known:
+            raise not_allowed("option of the setup", name, known)
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        values[name] = Path(text) if name in FILES else Values(name).convert(text, None, None)
+    return options.with_values({name: value for name, value in values.items() if not options.is_given(name)})
 
 
 def _check_writable(path: Path) -> None:

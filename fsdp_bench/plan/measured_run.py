@@ -1,8 +1,8 @@
 """read_run(): a run that the user has measured: tokens/s or seconds of a step, from a number, a log or a trace.
 
-A log may be torchtitan's ("tps: 5,762") or have any other line with tokens/s or seconds of a step; a trainer_state.json
-of Hugging Face's Trainer; a CSV file. A trace is torch.profiler's Chrome trace. A TOML or JSON file may hold the setup's
-options and the measured value.
+A log has torchtitan's lines ("tps: 5,762") or others with tokens/s or seconds of a step, or is a CSV file, or Hugging
+Face's trainer_state.json. A trace is torch.profiler's Chrome trace. A TOML or JSON file may hold the setup's options and
+the measured value.
 """
 
 import csv

@@ -25,7 +25,7 @@ from fsdp_bench.simulate.operators.kernels import Kernels, kernels_on, prefers_c
 from fsdp_bench.simulate.optimizers.torch_optim import why_optimizer_is_not_predicted
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
-from fsdp_bench.spec.calibration_profile import Profile
+from fsdp_bench.spec.calibration_profile import Calibration
 from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.lora import LARGEST_FUSED_PRODUCT
 from fsdp_bench.spec.recording.model import Model, RecordedModel, code_of, lora_of
@@ -43,7 +43,7 @@ class Question:
     """``cuda`` or ``cpu``: the device whose kernels run."""
     build: Build = Build.META
     expandable_segments: bool = False
-    profile: Profile | None = None
+    profile: Calibration | None = None
     """A calibration that predicts time instead of the datasheet."""
     headroom_bytes: int | None = None
     """Memory kept free on each GPU for the CUDA context and NCCL. None: what headroom.py derives and assumes."""

@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from fsdp_bench.spec.calibration_profile import Scaling
-from fsdp_bench.spec.hardware import Gpu
+from fsdp_bench.spec.calibration_profile import Calibration, Profile, Scaling
+from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.setup import Float8, Offload, TrainSetup
 
 
@@ -117,6 +117,17 @@ def range_of(gpu: Gpu, setup: TrainSetup, is_over_pcie: bool = False) -> Range |
     return Range(slowest, fastest, because)
 
 
+def speed_range(
+    hardware: Hardware, setup: TrainSetup, is_over_pcie: bool, calibration: Calibration | None
+) -> Range | None:
+    """Return the range of a setup's speed by the rates that predict it; None for a machine's measured rates."""
+    if isinstance(calibration, Profile):
+        return None
+    if calibration is not None and calibration.factors:
+        return range_from_own_run(hardware.gpu, setup, hardware.num_nodes, calibration)
+    return range_of(hardware.gpu, setup, is_over_pcie)
+
+
 def range_from_own_run(gpu: Gpu, setup: TrainSetup, num_nodes: int, run: Scaling) -> Range | None:
     """Return the range of a speed with rates that a run of the user's own has scaled.
 
@@ -131,10 +142,10 @@ def range_from_own_run(gpu: Gpu, setup: TrainSetup, num_nodes: int, run: Scaling
     kind: OwnRunKind = "otherwise" if not is_alike else "several nodes" if num_nodes > 1 else "one node"
     if (found := known.own_run.get(kind)) is None:
         return None
-    pair = "that differ in nodes or compiling" if kind == "otherwise" else f"on {kind}, alike in compiling"
+    pair = "on unlike ones" if kind == "otherwise" else f"alike, on {kind}"
     because = (
-        f"95% of pairs of {found.num_runs} published runs {pair}: one predicted with rates scaled by the other of the"
-        f" same publisher is {-found.lowest:.0%} too slow to {found.highest:.0%} too fast"
+        f"each of {found.num_runs} published runs with rates scaled by another of its publisher ({pair}): 95% were"
+        f" predicted {-found.lowest:.0%} too slow to {found.highest:.0%} too fast"
     )
     return Range(1 / (1 + found.highest), 1 / (1 + found.lowest), because)
 

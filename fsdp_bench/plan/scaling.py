@@ -1,6 +1,6 @@
 """scale_rates(): a datasheet's rates, changed so that a predicted step takes what a run of the user's own took."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 
@@ -65,6 +65,7 @@ def scale_rates(asked: Question, run: MeasuredRun) -> ScaledRates:
     if predicted is None:
         raise SpecError(f"calibrate: the setup has no predicted time: unknown: {', '.join(before.time.unknown)}")
     measured = _step_seconds(asked, run, before)
+    recipe = asked.setup.float8
     scaling = Scaling(
         measured_on=date.today().isoformat(),
         source=run.source,
@@ -73,7 +74,7 @@ def scale_rates(asked: Question, run: MeasuredRun) -> ScaledRates:
         setup=f"{asked.model.name} on {asked.hardware.name}: {setup_line(asked.setup)}",
         num_nodes=asked.hardware.num_nodes,
         is_compiled=asked.setup.compiles,
-        compute=asked.setup.precision.compute + (f" {asked.setup.float8}" if asked.setup.float8 is not Float8.NONE else ""),
+        compute=asked.setup.precision.compute + ("" if recipe is Float8.NONE else f" {recipe}"),
         factors=dict.fromkeys(WORK_CLASSES, 1.0),
     )
     notes = ["one number cannot tell products from other work: all work of the GPU and its links is scaled alike"]
@@ -139,9 +140,8 @@ def _classes(asked: Question, scaling: Scaling | None) -> dict[WorkClass, float]
     found = dict.fromkeys(WORK_CLASSES, 0.0)
     for span in speed(asked.simulated, asked.hardware, scaling, with_spans=True).time.spans:
         if span.kind != "host":
-            kind: WorkClass = class_of(span.work)
-            kind = {"collective": "communication", "copy": "copies"}.get(span.kind, kind)
-            found[kind] += span.end - span.begin
+            others: dict[str, WorkClass] = {"collective": "communication", "copy": "copies"}
+            found[others.get(span.kind) or class_of(span.work)] += span.end - span.begin
     return found
 
 
@@ -156,9 +156,9 @@ def _by_class(asked: Question, run: MeasuredRun, scaling: Scaling) -> tuple[Scal
         scaling = replace(scaling, factors={kind: scaling.factors[kind] * off[kind] for kind in both})
         if all(abs(one - 1) < _NEAR for one in off.values()):
             break
-    notes = ["kernels of NCCL also wait for other ranks, which is in their factor; the profiler's own time is in the host's"]
-    for kind in set(WORK_CLASSES) - set(both):
-        if measured.get(kind, 0.0) > 0 or predicted[kind] > 0:
+    notes = ["kernels of NCCL also wait for other ranks, which is in their factor; the profiler slows the host down"]
+    for kind in WORK_CLASSES:
+        if kind not in both and (measured.get(kind, 0.0) > 0 or predicted[kind] > 0):
             where = "predicted only" if predicted[kind] > 0 else "in the trace only"
             notes.append(f"{kind.replace('_', ' ')}: {where}, so not scaled")
     return scaling, notes
@@ -171,20 +171,21 @@ def _with_host(asked: Question, run: MeasuredRun, scaling: Scaling, seconds: flo
         hooks = {api.value: HOOK_SECONDS * times for api in Api}
         return replace(scaling, launch_seconds=LAUNCH_SECONDS * times, hook_seconds=hooks)
 
+    idle = f"{run.idle_seconds * 1e3:.1f} ms of a step in which the GPU does nothing"
     if _step(asked, scaling) >= seconds or run.idle_seconds <= 0:
         return scaling, []
+    if _step(asked, slower(_MOST_TIMES)) < seconds:
+        return scaling, [f"no host's time explains {idle}"]
     low, high = 1.0, _MOST_TIMES
-    if _step(asked, slower(high)) < seconds:
-        return scaling, [f"the GPU runs nothing for {run.idle_seconds * 1e3:.1f} ms of a step, which no host's time explains"]
     for _ in range(_ROUNDS):
         middle = (low + high) / 2
         low, high = (middle, high) if _step(asked, slower(middle)) < seconds else (low, middle)
-    return slower(high), []
+    return slower(high), [f"the host's time is what {idle} show"]
 
 
 def _changes(asked: Question, scaling: Scaling) -> tuple[Change, ...]:
     before, after = _classes(asked, None), _classes(asked, scaling)
-    found = [Change(kind, before[kind], after[kind], factor) for kind, factor in scaling.factors.items() if before[kind]]
+    found = [Change(kind, before[kind], after[kind], one) for kind, one in scaling.factors.items() if before[kind]]
     if scaling.launch_seconds is not None:
         found.append(Change(HOST, LAUNCH_SECONDS, scaling.launch_seconds, scaling.launch_seconds / LAUNCH_SECONDS))
     return tuple(found)

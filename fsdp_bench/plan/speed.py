@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, replace
 
-from fsdp_bench.plan.ranges import Range, range_from_own_run, range_of
+from fsdp_bench.plan.ranges import Range, speed_range
 from fsdp_bench.rates.calibrated import rates_of
 from fsdp_bench.rates.datasheet import Datasheet, Rates, RatesWithoutCommunication
 from fsdp_bench.replay.schedule import StepTime, only_step_seconds, schedule
 from fsdp_bench.simulate.operators.kernels import CPU_GLOO
 from fsdp_bench.simulate.step import SimulatedSteps
-from fsdp_bench.spec.calibration_profile import Calibration, Profile
+from fsdp_bench.spec.calibration_profile import Calibration
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import TrainSetup
 
@@ -100,16 +100,8 @@ def speed(
         peak_flops_per_second=gpu.peak_flops_per_second(setup.precision.compute) if gpu and kernels.is_cuda else None,
         source=source,
         is_over_pcie=is_over_pcie,
-        range=None if hardware is None or source is None else _range(hardware, setup, is_over_pcie, profile),
+        range=None if hardware is None or source is None else speed_range(hardware, setup, is_over_pcie, profile),
     )
-
-
-def _range(hardware: Hardware, setup: TrainSetup, is_over_pcie: bool, profile: Calibration | None) -> Range | None:
-    if isinstance(profile, Profile):
-        return None
-    if profile is not None and profile.factors:
-        return range_from_own_run(hardware.gpu, setup, hardware.num_nodes, profile)
-    return range_of(hardware.gpu, setup, is_over_pcie)
 
 
 def step_seconds(

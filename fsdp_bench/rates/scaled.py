@@ -1,10 +1,11 @@
 """Datasheet rates that a run of the user's own scales, by class of work, or with a host's own times."""
 
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 
 from fsdp_bench.rates.datasheet import LAUNCH_SECONDS, MATMUL_EFFICIENCY, Datasheet
 from fsdp_bench.simulate.events import IN_HOST_MEMORY, Work
-from fsdp_bench.spec.calibration_profile import Scaling, WorkClass
+from fsdp_bench.spec.calibration_profile import Scaling, WorkClass, read_calibration
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Gpu
 
@@ -58,14 +59,29 @@ class Scaled(Datasheet):
         return None if seconds is None else seconds * self.scaling.factors.get(kind, 1.0)
 
 
+def read_scaling(path: Path, gpu: Gpu | None = None) -> Scaling:
+    """Read what a run or a host changes of a GPU's rates. Raises SpecError for other files, and other GPUs."""
+    found = read_calibration(path)
+    if not isinstance(found, Scaling):
+        raise SpecError(f"calibration: {path} has a whole machine's rates, for predict; here those of calibrate --from")
+    if gpu is not None:
+        refuse_other_gpu(found, gpu)
+    return found
+
+
+def refuse_other_gpu(scaling: Scaling, gpu: Gpu) -> None:
+    """Raise SpecError if a run was on another GPU, or one with other rates."""
+    if scaling.gpu not in (None, gpu.name):
+        raise SpecError(f"calibration: of a run on {scaling.gpu}, this is {gpu.name}; a run on it gives another")
+    if scaling.factors and scaling.datasheet_flops_per_second != product_flops_per_second(gpu):
+        raise SpecError(f"calibration: of a run on {gpu.name} with other rates; give the same --cuda and --catalog")
+
+
 def scaled(rates: Datasheet, scaling: Scaling | None) -> Datasheet:
     """Return the rates as a run or a host changes them. Raises SpecError if the run was on another GPU."""
     if scaling is None:
         return rates
-    if scaling.gpu not in (None, rates.gpu.name):
-        raise SpecError(f"calibration: of a run on {scaling.gpu}, this is {rates.gpu.name}; a run on it gives another")
-    if scaling.factors and scaling.datasheet_flops_per_second != product_flops_per_second(rates.gpu):
-        raise SpecError(f"calibration: of a run on {scaling.gpu} with other rates; give the same --cuda and --catalog")
+    refuse_other_gpu(scaling, rates.gpu)
     known = {one.name: getattr(rates, one.name) for one in fields(rates) if one.init}
     return Scaled(
         **known,
