@@ -14,7 +14,7 @@ from fsdp_bench.cli.common.lists import Values
 from fsdp_bench.cli.common.options import FILES, SetupCommand, SetupOptions, given_options, setup_options
 from fsdp_bench.cli.common.printing import print_json, progress_bar
 from fsdp_bench.plan.measured_run import MeasuredRun, read_run
-from fsdp_bench.plan.scaling import ScaledRates, scale_rates
+from fsdp_bench.plan.scaling import scale_rates
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.terminal import describe, new_console, print_lines
 from fsdp_bench.report.text.speed import range_text, step_text
@@ -113,28 +113,23 @@ def _from_run(
     asked = read_questions(_with_file(options, measured.options), assumed)
     found = scale_rates(asked[0], measured)
     write_profile(found.scaling, path)
+    headers, steps = ("work in a step", "datasheet", "scaled", "factor"), (found.before, found.after)
+    before, after = (one.time.step_seconds or 0.0 for one in steps)
     if as_json:
-        print_json(found)
-    else:
-        print_lines(_changes(found, path))
-
-
-def _changes(found: ScaledRates, path: Path) -> str:
-    headers = ("work in a step", "datasheet", "scaled", "factor")
-    rows = [
-        (one.name.replace("_", " "), step_text(one.before_seconds), step_text(one.after_seconds), f"{one.factor:.3f}")
-        for one in found.changes
-    ]
-    before, after = found.before_step_seconds, found.after_step_seconds
+        changes = [dict(zip(("class", "before_seconds", "after_seconds", "factor"), one)) for one in found.changes]
+        seconds = {"measured": found.measured_step_seconds, "before": before, "after": after}
+        return print_json({"calibration": found.scaling, "step_seconds": seconds, "changes": changes})
+    took, *predicted = map(step_text, (found.measured_step_seconds, before, after))
+    rows = [(name.replace("_", " "), *map(step_text, both), f"{factor:.3f}") for name, *both, factor in found.changes]
     lines = [
         f"{path}: rates of {found.scaling.gpu}, scaled by {found.scaling.source}",
-        f"a step took {step_text(found.measured_step_seconds)}; predicted {step_text(before)}, now {step_text(after)}",
+        f"a step took {took}; predicted {predicted[0]}, now {predicted[1]}",
         *table_lines(table_columns(headers, rows, headers[1:]), indent=2),
         *found.notes,
-        f"range by the datasheet: {range_text(found.range_before, before)}",
-        f"range now, of a setup like it: {range_text(found.range, after)}",
+        f"range by the datasheet: {range_text(found.before.range, before)}",
+        f"range now, of a step like it: {range_text(found.after.range, after)}",
     ]
-    return "\n".join(lines)
+    return print_lines("\n".join(lines))
 
 
 def _with_file(options: SetupOptions, stated: Mapping[str, Any]) -> SetupOptions:

@@ -1,18 +1,17 @@
-"""read_run(): a run that the user has measured: tokens/s or seconds of a step, from a number, a log or a trace.
+"""read_run(): what a user's own run took, from a number, a log, or a trace of torch.profiler.
 
-A log has torchtitan's lines ("tps: 5,762") or others with tokens/s or seconds of a step, or is a CSV file, or Hugging
-Face's trainer_state.json. A trace is torch.profiler's Chrome trace. A TOML or JSON file may hold the setup's options and
-the measured value.
+A log has lines such as torchtitan's "tps: 5,762", or is a CSV file or Hugging Face's trainer_state.json. A TOML or JSON
+file may have the setup's options beside the measured value.
 """
 
 import csv
 import gzip
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -24,7 +23,7 @@ from fsdp_bench.spec.files import parse_document, read_text
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A measured run. One of tokens per second and seconds is given."""
+    """A measured run: tokens per second, or the seconds of a step."""
 
     source: str
     """The measurement, in words."""
@@ -35,162 +34,138 @@ class MeasuredRun:
     class_seconds: Mapping[WorkClass, float] = field(default_factory=dict)
     """By a trace: the seconds of each class of kernels in a step."""
     idle_seconds: float = 0.0
-    """By a trace: the seconds of a step in which the GPU runs nothing."""
+    """By a trace: the seconds of a step in which the GPU does nothing."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The setup's options, if the file has them."""
 
 
-class _Value(NamedTuple):
-    unit: str
-    """``tok/s`` or ``s``."""
-    value: float
-
-
-_NUMBER = r"([0-9][0-9,_]*(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)"
-_TOKENS_PER_SECOND = r"tok(?:en)?s?(?:/|_per_| per )s(?:ec(?:ond)?)?"
-_NAMED = "['\"]?\\s*[:=]\\s*['\"]?"
-_TOKENS = re.compile(
-    rf"(?:\btps|\(tps\)|{_TOKENS_PER_SECOND}(?:(?:/|_per_| per )(?:gpu|device))?){_NAMED}{_NUMBER}"
-    rf"|{_NUMBER}\s*{_TOKENS_PER_SECOND}(?![a-z])",
-    re.IGNORECASE,
+_NUMBER = r"['\"]?\s*[:=]\s*['\"]?([0-9][0-9,_]*\.?[0-9]*(?:e[+-]?[0-9]+)?)"
+_BEFORE = r"\b([0-9][0-9,_]*\.?[0-9]*)\s*"
+_PER_SECOND = r"tok(?:en)?s?(?:/|_per_| per )s(?:ec(?:ond)?)?"
+_STEP = r"(?:step[_ ]?(?:time|seconds)|(?:seconds|time)[_ ]per[_ ]step|sec/step|end_to_end)"
+_FORMS = (
+    (rf"(?:\btps|\(tps\)|{_PER_SECOND}(?:(?:/|_per_| per )(?:gpu|device))?){_NUMBER}", "tok/s", 1.0),
+    (rf"{_BEFORE}{_PER_SECOND}(?![a-z_])", "tok/s", 1.0),
+    (rf"{_STEP}(?:[_ (]*ms\)?{_NUMBER}|{_NUMBER}\s*ms)", "s", 1e-3),
+    (rf"{_STEP}(?:[_ (]*s\)?)?{_NUMBER}", "s", 1.0),
+    (rf"{_BEFORE}ms/(?:it|step)\b", "s", 1e-3),
+    (rf"{_BEFORE}s/(?:it|step)\b", "s", 1.0),
 )
-_SECONDS = re.compile(
-    r"(?:step[_ ]?time|step[_ ]?seconds|(?:seconds|time)[_ ]per[_ ]step|sec/step|end_to_end)(?:[_ (]?(ms|s)\)?)?"
-    rf"{_NAMED}{_NUMBER}\s*(ms)?|{_NUMBER}\s*(ms|s)/(?:it|step)\b|{_NUMBER}\s*(it/s)\b",
-    re.IGNORECASE,
-)
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+"""How logs write tokens/s and seconds of a step, each with its unit."""
 _UNITS = {"tok/s": ("tok/s", 1.0), "tokens/s": ("tok/s", 1.0), "s": ("s", 1.0), "ms": ("s", 1e-3)}
-_FORMS = "a number such as 5,762tok/s, 0.71s or 712ms, a log, trainer_state.json, a CSV file, a trace, or a TOML file"
+_Values = list[tuple[str, float]]
+"""Values, each with its unit: ``tok/s`` or ``s``."""
 
 
 def read_run(text: str | Path, column: str | None = None, is_of_all_gpus: bool = False) -> MeasuredRun:
     """Read a measured run.
 
     Args:
-        text: a number with its unit, or the path of a file.
+        text: a number with its unit, ``5,762tok/s``, ``0.71s`` or ``712ms``, or the path of a file.
         column: of a CSV file, ``NAME`` or ``NAME=tok/s``, ``NAME=s``, ``NAME=ms``.
         is_of_all_gpus: whether tokens per second are those of all GPUs together, not of each.
 
     Raises:
         SpecError: for text that is neither, and a file in which nothing is found.
     """
-    number = re.fullmatch(rf"\s*{_NUMBER}\s*({'|'.join(_UNITS)})\s*", str(text))
-    if number is not None:
-        unit, factor = _UNITS[number[2]]
-        return _run([_Value(unit, factor * _float(number[1]))], str(text).strip(), is_of_all_gpus)
+    number = re.fullmatch(rf"\s*{_BEFORE}({'|'.join(_UNITS)})\s*", str(text))
     path = Path(text)
-    if not path.is_file():
-        raise SpecError(f"from: {shown(str(text))} is no file, and no measurement: {_FORMS}")
-    if column is not None or path.suffix == ".csv":
-        return _run(list(_csv_values(path, column)), path.name, is_of_all_gpus)
-    if path.suffix == ".toml":
-        return _of_document(parse_document(read_text(path, "TOML"), "TOML", path), path, is_of_all_gpus)
-    if path.suffix in (".json", ".gz"):
-        return _of_json(path, is_of_all_gpus)
-    lines = _COLOURS.sub("", read_text(path, "text")).splitlines()
-    found = [value for line in lines if (value := _value_in(line)) is not None]
-    units = [value.unit for value in found]
-    if not found:
-        raise SpecError(f"{path}: no line has tokens/s or seconds per step, such as 'tps: 5,762' or 'step_time: 0.71'")
-    best = "tok/s" if "tok/s" in units else "s"
-    return _run([value for value in found if value.unit == best], path.name, is_of_all_gpus)
+    if number is None and not path.is_file():
+        allowed = "5,762tok/s, 0.71s or 712ms, a log, trainer_state.json, a CSV or TOML file, a trace"
+        raise SpecError(f"from: {shown(str(text))} is no file and no measurement; {allowed}")
+    if number is not None:
+        unit, times = _UNITS[number[2]]
+        run = _run([(unit, times * _float(number[1]))], str(text).strip())
+    elif column is not None or path.suffix == ".csv":
+        run = _run(_of_csv(path, *(column or "").rpartition("=")[::2]), path.name)
+    elif path.suffix == ".toml":
+        run = _of_setup(parse_document(read_text(path, "TOML"), "TOML", path), path)
+    elif path.suffix in (".json", ".gz"):
+        run = _of_json(path)
+    else:
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", read_text(path, "text"))
+        run = _run([value for line in plain.splitlines() for value in _values_in(line)], path.name)
+    return replace(run, is_of_all_gpus=is_of_all_gpus)
 
 
 def _float(text: str) -> float:
     return float(text.replace(",", "").replace("_", ""))
 
 
-def _value_in(text: str) -> _Value | None:
-    """Return the tokens per second or seconds of a step in a line of a log, ``name: number``; None without any."""
-    if (found := _TOKENS.search(text)) is not None:
-        return _Value("tok/s", _float(found[1] or found[2]))
-    if (found := _SECONDS.search(text)) is None:
-        return None
-    if found[6] is not None:
-        return _Value("s", 1 / rate) if (rate := _float(found[6])) else None
-    unit = "ms" if "ms" in [str(part).lower() for part in (found[1], found[3], found[5])] else "s"
-    return _Value("s", _UNITS[unit][1] * _float(found[2] or found[4]))
+def _values_in(line: str) -> _Values:
+    for pattern, unit, times in _FORMS:
+        if (found := re.search(pattern, line, re.IGNORECASE)) is not None:
+            return [(unit, times * _float(next(filter(None, found.groups()))))]
+    return []
 
 
-def _run(values: list[_Value], where: str, is_of_all_gpus: bool) -> MeasuredRun:
-    """Return the median, without the first value, which a warm-up is in. Raises SpecError if it is not positive."""
-    steady = [value.value for value in values[1:] or values]
-    found = median(steady)
+def _run(values: _Values, where: str) -> MeasuredRun:
+    """Return the median, without the first value, which a warm-up is in. Tokens/s count before seconds."""
+    if not values:
+        raise SpecError(
+            f"from: {where}: nothing in it like 'tps: 5,762', '5762 tokens/s', 'step_time: 0.71', '0.71 s/it'"
+        )
+    unit = max(unit for unit, _ in values)
+    own = [value for its_unit, value in values if its_unit == unit]
+    found = median(own[1:] or own)
     if not found > 0:
-        raise SpecError(f"from: {where}: {found:g} {values[0].unit} is not allowed; a number greater than 0")
-    whose = " of all GPUs" if is_of_all_gpus else " per GPU"
-    is_rate = values[0].unit == "tok/s"
-    text = f"{found:,.0f} tokens/s{whose}" if is_rate else f"{found * 1e3:,.1f} ms a step"
-    text += f", the median of {len(steady)} in {where}" if len(values) > 1 or "." in where[-6:] else ""
-    if is_rate:
-        return MeasuredRun(text, tokens_per_second=found, is_of_all_gpus=is_of_all_gpus)
-    return MeasuredRun(text, step_seconds=found)
+        raise SpecError(f"from: {where}: {found:g} {unit} is not allowed; a number greater than 0")
+    text = f"{found:,.0f} tokens/s" if unit == "tok/s" else f"{found * 1e3:,.1f} ms a step"
+    text += f", the median of {len(own[1:])} in {where}" if own[1:] else ""
+    return MeasuredRun(text, *((found, None) if unit == "tok/s" else (None, found)))
 
 
-def _csv_values(path: Path, column: str | None) -> Iterator[_Value]:
-    """Yield a column's values. Raises SpecError if the column is not there, its unit is not known, or it is empty."""
+def _of_csv(path: Path, name: str, unit: str) -> _Values:
+    if unit not in _UNITS:
+        name, unit = "=".join(filter(None, (name, unit))), ""
     rows = list(csv.DictReader(read_text(path, "CSV").splitlines()))
-    names = [name for name in (rows[0] if rows else {}) if name]
-    wanted, _, unit = (column or "").partition("=")
-    found = [name for name in names if (name == wanted if wanted else _value_in(f"{name}: 1") is not None)]
-    if len(found) != 1:
-        which = f"has no column {shown(wanted)}" if wanted else f"{len(found)} columns look like tokens/s or seconds"
-        raise SpecError(f"{path}: {which}; --column NAME, one of {', '.join(names) or 'none'}")
-    name, known = found[0], _value_in(f"{found[0]}: 1")
-    if unit in _UNITS:
-        known = _Value(*_UNITS[unit])
-    if known is None or (unit and unit not in _UNITS):
-        raise SpecError(f"{path}: column {shown(name)}: in which unit? --column '{name}=tok/s', =s or =ms")
-    cells = [cell for row in rows if (cell := (row[name] or "").strip())]
+    names = [one for one in (rows[0] if rows else {}) if one and (one == name if name else _values_in(f"{one}: 1"))]
+    if len(names) != 1:
+        known = ", ".join(filter(None, rows[0])) if rows else "none"
+        raise SpecError(
+            f"{path}: {len(names)} columns are {shown(name) if name else 'tokens/s or seconds'}; --column, of {known}"
+        )
+    cells = [cell for row in rows if (cell := (row[names[0]] or "").strip())]
+    known_unit = [_UNITS[unit]] if unit else _values_in(f"{names[0]}: 1")
+    if not known_unit:
+        raise SpecError(f"{path}: column {shown(names[0])}: in which unit? --column '{names[0]}=tok/s', =s or =ms")
     try:
-        yield from (_Value(known.unit, known.value * _float(cell)) for cell in cells)
+        return [(known_unit[0][0], known_unit[0][1] * _float(cell)) for cell in cells]
     except ValueError as error:
-        raise SpecError(f"{path}: column {shown(name)}: {error}") from None
-    if not cells:
-        raise SpecError(f"{path}: column {shown(name)} is empty")
+        raise SpecError(f"{path}: column {shown(names[0])}: {error}") from None
 
 
-def _of_json(path: Path, is_of_all_gpus: bool) -> MeasuredRun:
+def _of_json(path: Path) -> MeasuredRun:
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
-        raise SpecError(f"{path}: cannot be read: {error}") from None
-    if b'"traceEvents"' in data:
-        try:
+        if b'"traceEvents"' in data:
             return _of_trace(msgspec.json.decode(data, type=_Trace, strict=False).traceEvents, path.name)
-        except msgspec.DecodeError as error:
-            raise SpecError(f"{path}: is no Chrome trace: {error}") from None
-    document = parse_document(data.decode(errors="replace"), "JSON", path)
-    if isinstance(document, dict) and "log_history" in document:
-        return _of_trainer(document, path)
-    return _of_document(document, path, is_of_all_gpus)
+        state = msgspec.json.decode(data, type=_TrainerState)
+    except (OSError, EOFError, msgspec.MsgspecError) as error:
+        raise SpecError(f"{path}: cannot be read: {error}") from None
+    if state.log_history is None:
+        return _of_setup(parse_document(data.decode(), "JSON", path), path)
+    steps, seconds = state.global_step, sum(one.train_runtime for one in state.log_history)
+    if steps <= 0 or seconds <= 0:
+        raise SpecError(f"{path}: no `train_runtime`: the training has not ended; lines of its log have s/it, too")
+    text = f"{seconds / steps * 1e3:,.1f} ms a step: {steps} steps with start, evaluations and saving in {path.name}"
+    return MeasuredRun(text, step_seconds=seconds / steps)
 
 
-def _of_trainer(state: dict[str, Any], path: Path) -> MeasuredRun:
-    """Read Hugging Face's trainer_state.json: the seconds of its training by its steps."""
-    done = [one for one in state["log_history"] if isinstance(one, dict) and "train_runtime" in one]
-    steps = state.get("global_step") or 0
-    if not done or not steps or not done[-1]["train_runtime"] > 0:
-        raise SpecError(f"{path}: no `train_runtime` of a training that has ended; its log's tokens/s or s/it do, too")
-    seconds = done[-1]["train_runtime"] / steps
-    text = f"{seconds * 1e3:,.1f} ms a step: {steps} steps of {path.name}, with start, evaluations and saving"
-    return MeasuredRun(text, step_seconds=seconds)
+class _Logged(msgspec.Struct):
+    train_runtime: float = 0.0
 
 
-def _of_document(document: Any, path: Path, is_of_all_gpus: bool) -> MeasuredRun:
-    """Read a file with options of the setup by name, and ``tokens_per_second`` or ``step_seconds``."""
-    options, values = {}, []
-    for name, value in document.items() if isinstance(document, dict) else ():
-        measured = _value_in(f"{name}: {value}")
-        if measured is None:
-            options[name.replace("-", "_")] = value
-        else:
-            values.append(measured)
-    if len(values) != 1:
-        raise SpecError(f"{path}: has {len(values)} measured values; one, tokens_per_second or step_seconds")
-    run = _run(values, path.name, is_of_all_gpus)
-    return MeasuredRun(run.source, run.tokens_per_second, run.step_seconds, is_of_all_gpus, options=options)
+class _TrainerState(msgspec.Struct):
+    global_step: int = 0
+    log_history: list[_Logged] | None = None
+
+
+def _of_setup(document: Any, path: Path) -> MeasuredRun:
+    """Read options of the setup by name, and ``tokens_per_second`` or ``step_seconds``."""
+    found = {name: _values_in(f"{name}: {value}") for name, value in dict(document).items()}
+    options = {name.replace("-", "_"): document[name] for name, values in found.items() if not values}
+    return replace(_run([value for values in found.values() for value in values], path.name), options=options)
 
 
 # -- traces of torch.profiler ------------------------------------------------------------------------------------------
@@ -215,32 +190,27 @@ _KERNELS: tuple[tuple[WorkClass, str], ...] = (
     ("matrix_products", r"gemm|gemv|cublas|cutlass|xmma|nvjet|splitkreduce|matmul|_tem_fused"),
     ("optimizer", r"multi_tensor_apply"),
     ("copies", r"^memcpy (?:htod|dtoh)"),
+    ("other_operators", r""),
 )
-_ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+"""The classes of kernels and copies, each with what their names contain, in any case."""
 
 
-def kernel_class(name: str) -> WorkClass:
-    """Return the class of a kernel or copy by its name in a trace."""
-    return next((kind for kind, words in _KERNELS if re.search(words, name, re.IGNORECASE)), "other_operators")
-
-
-def _of_trace(events: Iterable[_TraceEvent], where: str) -> MeasuredRun:
+def _of_trace(events: Sequence[_TraceEvent], where: str) -> MeasuredRun:
     """Read the kernels of a trace's first GPU, by class. Raises SpecError without kernels, or steps to count."""
-    listed = [event for event in events if event.ph == "X"]
-    on_gpu = [event for event in listed if event.cat.lower() in _ON_GPU]
-    if not on_gpu:
-        raise SpecError(f"from: {where}: a trace without kernels; profile with ProfilerActivity.CUDA")
-    first = min(str(event.args.get("device")) for event in on_gpu)
-    own = [event for event in on_gpu if str(event.args.get("device")) == first]
-    names = [event.name for event in listed if event.cat == "user_annotation"]
+    on_gpu = [one for one in events if one.ph == "X" and one.cat.lower() in ("kernel", "gpu_memcpy", "gpu_memset")]
+    names = [one.name for one in events if one.ph == "X" and one.cat == "user_annotation"]
     steps = len({name for name in names if name.startswith("ProfilerStep#")})
-    if not (steps := steps or sum(name.startswith("Optimizer.step#") for name in names)):
-        raise SpecError(f"from: {where}: a trace without a whole step: neither ProfilerStep nor Optimizer.step in it")
-    seconds = dict[WorkClass, float]()
-    for event in own:
-        kind = kernel_class(event.name)
-        seconds[kind] = seconds.get(kind, 0.0) + event.dur * 1e-6 / steps
-    spans: Intervals = [(event.ts * 1e-6, (event.ts + event.dur) * 1e-6) for event in own]
+    steps = steps or sum(name.startswith("Optimizer.step#") for name in names)
+    if not on_gpu or not steps:
+        missing = "kernels; profile with ProfilerActivity.CUDA" if not on_gpu else "ProfilerStep and Optimizer.step"
+        raise SpecError(f"from: {where}: a trace without {missing}")
+    first = min(str(one.args.get("device")) for one in on_gpu)
+    seconds, spans = dict[WorkClass, float](), Intervals()
+    for one in on_gpu:
+        if str(one.args.get("device")) == first:
+            kind = next(kind for kind, words in _KERNELS if re.search(words, one.name, re.IGNORECASE))
+            seconds[kind] = seconds.get(kind, 0.0) + one.dur * 1e-6 / steps
+            spans.append((one.ts * 1e-6, (one.ts + one.dur) * 1e-6))
     step = (max(end for _, end in spans) - min(begin for begin, _ in spans)) / steps
-    text = f"{step * 1e3:,.1f} ms a step, with {len(own):,} kernels of {steps} steps in {where}"
+    text = f"{step * 1e3:,.1f} ms a step, with {len(spans):,} kernels of {steps} steps in {where}"
     return MeasuredRun(text, step_seconds=step, class_seconds=seconds, idle_seconds=step - length(union(spans)) / steps)

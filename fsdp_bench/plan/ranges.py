@@ -136,7 +136,7 @@ def range_from_own_run(gpu: Gpu, setup: TrainSetup, num_nodes: int, run: Scaling
     known = prediction_errors()
     if gpu.name.split("-")[0] not in known.speed.gpus or "SXM" not in gpu.name.upper():
         return None
-    if not _resembles_published(setup) or run.compute != setup.precision.compute:
+    if not _resembles_published(setup) or run.precision != f"{setup.precision.compute}, float8 {setup.float8}":
         return None
     is_alike = run.is_compiled == setup.compiles and (run.num_nodes > 1) == (num_nodes > 1)
     kind: OwnRunKind = "otherwise" if not is_alike else "several nodes" if num_nodes > 1 else "one node"

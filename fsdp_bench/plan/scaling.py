@@ -1,50 +1,41 @@
 """scale_rates(): a datasheet's rates, changed so that a predicted step takes what a run of the user's own took."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 
 from msgspec.structs import replace
 
 from fsdp_bench.plan.measured_run import MeasuredRun
-from fsdp_bench.plan.question import Question, speed_of
-from fsdp_bench.plan.ranges import Range
+from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.setup_text import setup_line
 from fsdp_bench.plan.speed import Speed, speed
 from fsdp_bench.rates.datasheet import HOOK_SECONDS, LAUNCH_SECONDS
 from fsdp_bench.rates.scaled import class_of, product_flops_per_second
 from fsdp_bench.spec.calibration_profile import WORK_CLASSES, Scaling, WorkClass
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.setup import Api, Float8
+from fsdp_bench.spec.setup import Api
 
-HOST = "host"
-_ROUNDS, _NEAR = 40, 1e-4
-_MOST_TIMES = 64.0
-
-
-@dataclass(frozen=True)
-class Change:
-    """What a run changes of one class of work: its seconds in a step of the run's setup."""
-
-    name: WorkClass | str
-    before_seconds: float
-    after_seconds: float
-    factor: float
+_ROUNDS, _NEAR, _MOST_TIMES = 40, 1e-4, 64.0
 
 
 @dataclass(frozen=True)
 class ScaledRates:
-    """A run's scaling, and what it changes."""
+    """A run's scaling, and what it changes in a step of the run's setup."""
 
     scaling: Scaling
     measured_step_seconds: float
-    before_step_seconds: float
-    after_step_seconds: float
-    changes: tuple[Change, ...]
+    before: Speed
+    after: Speed
     notes: tuple[str, ...]
-    range_before: Range | None
-    range: Range | None
-    """The range of the speed of another step like the run's."""
+
+    @property
+    def changes(self) -> list[tuple[str, float, float, float]]:
+        """Each class of work with its seconds by the datasheet, with the scaled rates, and the factor; the host's."""
+        before, after = _classes(self.before), _classes(self.after)
+        found = [(kind, before[kind], after[kind], one) for kind, one in self.scaling.factors.items() if before[kind]]
+        own = self.scaling.launch_seconds
+        host = [] if own is None else [("host, an operator", LAUNCH_SECONDS, own, own / LAUNCH_SECONDS)]
+        return [*found, *host]
 
 
 def scale_rates(asked: Question, run: MeasuredRun) -> ScaledRates:
@@ -58,110 +49,93 @@ def scale_rates(asked: Question, run: MeasuredRun) -> ScaledRates:
     Raises:
         SpecError: if the setup's step has no predicted time, or no rates reach what was measured.
     """
-    if asked.hardware is None:
+    setup, where = asked.setup, asked.hardware
+    if where is None:
         raise SpecError("calibrate: no GPU is named; --server NAME or --gpu NAME")
-    before = speed_of(asked)
-    predicted = before.time.step_seconds
-    if predicted is None:
-        raise SpecError(f"calibrate: the setup has no predicted time: unknown: {', '.join(before.time.unknown)}")
-    measured = _step_seconds(asked, run, before)
-    recipe = asked.setup.float8
+    before = _speed(asked, None)
+    if before.time.step_seconds is None:
+        raise SpecError(f"calibrate: the setup has no predicted time; unknown: {', '.join(before.time.unknown)}")
     scaling = Scaling(
         measured_on=date.today().isoformat(),
-        source=run.source,
-        gpu=asked.hardware.gpu.name,
-        datasheet_flops_per_second=product_flops_per_second(asked.hardware.gpu),
-        setup=f"{asked.model.name} on {asked.hardware.name}: {setup_line(asked.setup)}",
-        num_nodes=asked.hardware.num_nodes,
-        is_compiled=asked.setup.compiles,
-        compute=asked.setup.precision.compute + ("" if recipe is Float8.NONE else f" {recipe}"),
+        source=run.source + (" of all GPUs" if run.is_of_all_gpus else ""),
+        gpu=where.gpu.name,
+        datasheet_flops_per_second=product_flops_per_second(where.gpu),
+        setup=f"{asked.model.name} on {where.name}: {setup_line(setup)}",
+        num_nodes=where.num_nodes,
+        is_compiled=setup.compiles,
+        precision=f"{setup.precision.compute}, float8 {setup.float8}",
         factors=dict.fromkeys(WORK_CLASSES, 1.0),
     )
-    notes = ["one number cannot tell products from other work: all work of the GPU and its links is scaled alike"]
+    measured = _step_seconds(asked, run, before)
     if run.class_seconds:
         scaling, notes = _by_class(asked, run, scaling)
         scaling, more = _with_host(asked, run, scaling, measured)
-        notes += more
     else:
-        alike = _factor(lambda factor: _step(asked, _alike(scaling, factor)), measured)
-        scaling = _alike(scaling, alike)
-    after = _speed(asked, scaling)
-    assert after.time.step_seconds is not None
-    return ScaledRates(scaling, measured, predicted, after.time.step_seconds, _changes(asked, scaling), tuple(notes),
-                       before.range, after.range)  # fmt: skip
+        scaling, more = _alike(asked, scaling, measured), []
+        notes = ["one number cannot tell products from other work: all work of the GPU and its links is scaled alike"]
+    return ScaledRates(scaling, measured, before, _speed(asked, scaling), (*notes, *more))
+
+
+def _speed(asked: Question, scaling: Scaling | None) -> Speed:
+    return speed(asked.simulated, asked.hardware, scaling, with_spans=True)
+
+
+def _step(asked: Question, scaling: Scaling) -> float:
+    return speed(asked.simulated, asked.hardware, scaling).time.step_seconds or 0.0
 
 
 def _step_seconds(asked: Question, run: MeasuredRun, predicted: Speed) -> float:
     """Return the measured seconds of a step. Raises SpecError for a step faster than the GPU's peak."""
-    seconds = run.step_seconds
-    if run.tokens_per_second is not None:
-        each = run.tokens_per_second / (asked.setup.world_size if run.is_of_all_gpus else 1)
-        seconds = asked.setup.tokens_per_step_per_rank / each
-    assert seconds is not None
+    tokens = asked.setup.tokens_per_step_per_rank * (asked.setup.world_size if run.is_of_all_gpus else 1)
+    seconds = run.step_seconds or tokens / (run.tokens_per_second or 1.0)
     flops, peak = predicted.hardware_flops, predicted.peak_flops_per_second
-    if flops is not None and peak is not None and flops / seconds > peak:
-        raise SpecError(
-            f"from: {run.source}: {flops / seconds / peak:.1f} times the GPU's peak with this setup; --total if the"
-            " tokens/s are those of all GPUs together"
-        )
+    if flops and peak and flops / seconds > peak:
+        times = f"{flops / seconds / peak:.1f} times the GPU's peak"
+        raise SpecError(f"from: {run.source}: {times} with this setup; --total if the tokens/s are of all GPUs")
     return seconds
 
 
-def _speed(asked: Question, scaling: Scaling, with_spans: bool = False) -> Speed:
-    return speed(asked.simulated, asked.hardware, scaling, with_spans)
-
-
-def _step(asked: Question, scaling: Scaling) -> float:
-    return _speed(asked, scaling).time.step_seconds or 0.0
-
-
-def _alike(scaling: Scaling, factor: float) -> Scaling:
-    return replace(scaling, factors=dict.fromkeys(scaling.factors, factor))
-
-
-def _factor(takes: Callable[[float], float], seconds: float) -> float:
-    """Return the factor with which a step takes ``seconds``. Raises SpecError if none does."""
+def _alike(asked: Question, scaling: Scaling, seconds: float) -> Scaling:
+    """Return one factor for all classes, with which a step takes ``seconds``. Raises SpecError if none does."""
     factor = 1.0
     for _ in range(_ROUNDS):
-        took = takes(factor)
-        if abs(took / seconds - 1) < _NEAR:
-            return factor
-        factor *= seconds / took
-        if not 1 / _MOST_TIMES < factor < _MOST_TIMES:
-            break
+        scaling = replace(scaling, factors=dict.fromkeys(WORK_CLASSES, factor))
+        off = seconds / _step(asked, scaling)
+        if abs(off - 1) < _NEAR:
+            return scaling
+        factor = min(max(factor * off, 1 / _MOST_TIMES), _MOST_TIMES)
     raise SpecError(
-        f"calibrate: the measured step of {seconds * 1e3:.1f} ms is not reached with rates {_MOST_TIMES:g} times higher"
-        " or lower: is this the setup of the run? Where the host decides, calibrate --host measures it"
+        f"calibrate: no rates up to {_MOST_TIMES:g} times higher or lower give the measured step of"
+        f" {seconds * 1e3:.1f} ms: is this the run's setup? Where the host decides, calibrate --host measures it"
     )
 
 
-def _classes(asked: Question, scaling: Scaling | None) -> dict[WorkClass, float]:
-    """Return the predicted seconds of each class of kernels and copies in a step, one after another."""
-    found = dict.fromkeys(WORK_CLASSES, 0.0)
-    for span in speed(asked.simulated, asked.hardware, scaling, with_spans=True).time.spans:
+def _classes(found: Speed) -> dict[WorkClass, float]:
+    """Return the seconds of each class of kernels and copies in a step, one after another."""
+    seconds = dict.fromkeys(WORK_CLASSES, 0.0)
+    for span in found.time.spans:
         if span.kind != "host":
             others: dict[str, WorkClass] = {"collective": "communication", "copy": "copies"}
-            found[others.get(span.kind) or class_of(span.work)] += span.end - span.begin
-    return found
+            seconds[others.get(span.kind) or class_of(span.work)] += span.end - span.begin
+    return seconds
 
 
 def _by_class(asked: Question, run: MeasuredRun, scaling: Scaling) -> tuple[Scaling, list[str]]:
     """Return the factors with which each class takes what its kernels took, where both have any."""
-    measured, predicted = run.class_seconds, _classes(asked, None)
-    both = [kind for kind in WORK_CLASSES if measured.get(kind, 0.0) > 0 and predicted[kind] > 0]
-    scaling = replace(scaling, factors=dict.fromkeys(both, 1.0))
+    measured, predicted = run.class_seconds, _classes(_speed(asked, None))
+    both = [kind for kind in WORK_CLASSES if measured.get(kind) and predicted[kind]]
+    factors = dict.fromkeys(both, 1.0)
     for _ in range(_ROUNDS):  # operators take longer beside collectives, so each factor changes the others
-        now = _classes(asked, scaling)
-        off = {kind: measured[kind] / now[kind] for kind in both}
-        scaling = replace(scaling, factors={kind: scaling.factors[kind] * off[kind] for kind in both})
-        if all(abs(one - 1) < _NEAR for one in off.values()):
+        now = _classes(_speed(asked, replace(scaling, factors=factors)))
+        factors = {kind: factors[kind] * measured[kind] / now[kind] for kind in both}
+        if all(abs(measured[kind] / now[kind] - 1) < _NEAR for kind in both):
             break
     notes = ["kernels of NCCL also wait for other ranks, which is in their factor; the profiler slows the host down"]
     for kind in WORK_CLASSES:
-        if kind not in both and (measured.get(kind, 0.0) > 0 or predicted[kind] > 0):
-            where = "predicted only" if predicted[kind] > 0 else "in the trace only"
-            notes.append(f"{kind.replace('_', ' ')}: {where}, so not scaled")
-    return scaling, notes
+        if kind not in both and (measured.get(kind) or predicted[kind]):
+            where = "predicted" if predicted[kind] else "in the trace"
+            notes.append(f"{kind.replace('_', ' ')}: {where} only, so not scaled")
+    return replace(scaling, factors=factors), notes
 
 
 def _with_host(asked: Question, run: MeasuredRun, scaling: Scaling, seconds: float) -> tuple[Scaling, list[str]]:
@@ -174,18 +148,10 @@ def _with_host(asked: Question, run: MeasuredRun, scaling: Scaling, seconds: flo
     idle = f"{run.idle_seconds * 1e3:.1f} ms of a step in which the GPU does nothing"
     if _step(asked, scaling) >= seconds or run.idle_seconds <= 0:
         return scaling, []
-    if _step(asked, slower(_MOST_TIMES)) < seconds:
-        return scaling, [f"no host's time explains {idle}"]
     low, high = 1.0, _MOST_TIMES
+    if _step(asked, slower(high)) < seconds:
+        return scaling, [f"no host's time explains {idle}"]
     for _ in range(_ROUNDS):
         middle = (low + high) / 2
         low, high = (middle, high) if _step(asked, slower(middle)) < seconds else (low, middle)
-    return slower(high), [f"the host's time is what {idle} show"]
-
-
-def _changes(asked: Question, scaling: Scaling) -> tuple[Change, ...]:
-    before, after = _classes(asked, None), _classes(asked, scaling)
-    found = [Change(kind, before[kind], after[kind], one) for kind, one in scaling.factors.items() if before[kind]]
-    if scaling.launch_seconds is not None:
-        found.append(Change(HOST, LAUNCH_SECONDS, scaling.launch_seconds, scaling.launch_seconds / LAUNCH_SECONDS))
-    return tuple(found)
+    return slower(high), [f"the host: {idle} show it"]

@@ -205,8 +205,8 @@ class Scaling(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     num_nodes: Count = 1
     is_compiled: bool = False
     """Whether the run's blocks were compiled."""
-    compute: str = ""
-    """The dtype in which the run multiplied, with the recipe of float8 if it had one."""
+    precision: str = ""
+    """The dtype in which the run multiplied, and the recipe of float8."""
     factors: dict[WorkClass, Positive] = {}
     """How many times as long as by the datasheet work takes. A class that is not named takes as long."""
     launch_seconds: Positive | None = None
