@@ -75,15 +75,20 @@ def command(
         _from_run(read_run(from_, column, total), options, assumed, out or Path("run.toml"), as_json)
         return
     _refuse(given, [name for name in given if name not in _OF_A_MACHINE], "it belongs to --from RUN")
-    from fsdp_bench.sweep.calibration import PARTS, calibrate, rank_counts
+    from fsdp_bench.sweep.calibration import PARTS, calibrate, calibrate_host, rank_counts
     from fsdp_bench.sweep.machine import probe_machine
     from fsdp_bench.sweep.session import require_torch
 
     machine = probe_machine()
     require_torch()
     counts = _counts(ranks, len(machine.gpus)) if ranks else rank_counts(machine)
-    path = out or Path(f"{machine.name}.toml")
+    path = out or Path("host.toml" if host else f"{machine.name}.toml")
     _check_writable(path)
+    if host:
+        write_profile(found := calibrate_host(machine, lambda ranks, part: None), path)
+        hooks = ", ".join(f"{took * 1e6:.0f} us a hook of {api}" for api, took in found.hook_seconds.items())
+        print_json(found) if as_json else print_lines(f"{path}: {found.source}; {hooks}")
+        return
     with progress_bar(new_console(error=True)) as bar:
         task = bar.add_task("", total=len(counts) * PARTS)
 
@@ -116,7 +121,9 @@ def _from_run(
     headers, steps = ("work in a step", "datasheet", "scaled", "factor"), (found.before, found.after)
     before, after = (one.time.step_seconds or 0.0 for one in steps)
     if as_json:
-        changes = [dict(zip(("class", "before_seconds", "after_seconds", "factor"), one)) for one in found.changes]
+        changes = [
+            dict(zip(("class", "before_seconds", "after_seconds", "factor"), one, strict=True)) for one in found.changes
+        ]
         seconds = {"measured": found.measured_step_seconds, "before": before, "after": after}
         return print_json({"calibration": found.scaling, "step_seconds": seconds, "changes": changes})
     took, *predicted = map(step_text, (found.measured_step_seconds, before, after))

@@ -57,7 +57,7 @@ def scale_rates(asked: Question, run: MeasuredRun) -> ScaledRates:
         raise SpecError(f"calibrate: the setup has no predicted time; unknown: {', '.join(before.time.unknown)}")
     scaling = Scaling(
         measured_on=date.today().isoformat(),
-        source=run.source + (" of all GPUs" if run.is_of_all_gpus else ""),
+        source=run.source.replace("/s", "/s of all GPUs" if run.is_of_all_gpus else "/s per GPU"),
         gpu=where.gpu.name,
         datasheet_flops_per_second=product_flops_per_second(where.gpu),
         setup=f"{asked.model.name} on {where.name}: {setup_line(setup)}",

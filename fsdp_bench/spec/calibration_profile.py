@@ -31,6 +31,20 @@ CALIBRATION_MODEL = ModelShape(
 """The small model whose steps ``calibrate`` times to find the host's overhead: Python, the dispatcher, hooks. It is
 large enough to evict the host's code from a core's caches, as training does."""
 CALIBRATION_SEQUENCE_LENGTH = 128
+HOST_MODEL = ModelShape(
+    name="host model",
+    family=Family.GPT2,
+    num_hidden_layers=6,
+    hidden_size=8,
+    num_attention_heads=1,
+    num_key_value_heads=1,
+    intermediate_size=8,
+    vocab_size=16,
+    max_position_embeddings=2,
+)
+"""A model whose tensors are so small that a CPU's kernels take next to no time: the rest is the host's own. Its norms
+are one operator on a CPU, too, unlike Llama's."""
+HOST_SEQUENCE_LENGTH = 2
 
 
 CASTING_CHUNK_CAT = "fsdp::chunk_cat to another dtype"
