@@ -27,7 +27,7 @@ from fsdp_bench.plan.search.fit import FitCheck
 from fsdp_bench.plan.search.quantity import size_ladder
 from fsdp_bench.plan.search.search import LargestModel, find_largest
 from fsdp_bench.replay.host_memory import Build
-from fsdp_bench.spec.calibration_profile import Calibration, read_calibration
+from fsdp_bench.spec.calibration_profile import Calibration, Profile, Scaling, read_calibration
 from fsdp_bench.spec.checked import build as build_checked
 from fsdp_bench.spec.checked import read
 from fsdp_bench.spec.errors import SpecError, not_allowed
@@ -128,7 +128,7 @@ def estimate(
         raise not_allowed("kernels", kernels, tuple(KERNELS))
     if isinstance(calibration, str | Path):
         calibration = read_calibration(Path(calibration))
-    profile = read(Calibration | None, calibration, "calibration")
+    profile = calibration if isinstance(calibration, Scaling) else read(Profile | None, calibration, "calibration")
     where = as_stated(where, gpu_memory, profile, cuda)
     kept = stated_headroom(headroom, where)
     built = Build(read(Literal["meta", "rank-0", "every-rank"], str(build), "build"))
