@@ -29,16 +29,16 @@ def predicted(**more: Any) -> Prediction:
 
 
 def test_a_step_takes_what_the_run_took_and_all_work_is_scaled_alike() -> None:
-    """The GPU is busy all the time, so that everything takes a quarter longer where the step does."""
+    """The GPU is busy all the time, so that everything takes a quarter longer; collectives slow others down less."""
     before = predicted()
     assert before.step_seconds is not None
     found = scale_rates(before.question, MeasuredRun("by hand", step_seconds=1.25 * before.step_seconds))
-    assert list(found.scaling.factors.values()) == [pytest.approx(1.25, rel=2e-3)] * 6
+    assert list(found.scaling.factors.values()) == [pytest.approx(1.25, rel=1e-2)] * 6
     after = predicted(calibration=found.scaling)
     assert after.step_seconds == pytest.approx(1.25 * before.step_seconds, rel=2e-4)
     assert after.speed.source == SCALED
     for part in (StepPart.MATRIX_PRODUCTS, StepPart.ATTENTION, StepPart.OPTIMIZER):
-        assert after.speed.time.parts[part] == pytest.approx(1.25 * before.speed.time.parts[part], rel=2e-3)
+        assert after.speed.time.parts[part] == pytest.approx(1.25 * before.speed.time.parts[part], rel=1e-2)
     name, datasheet, scaled, factor = found.changes[0]
     assert (name, scaled / datasheet) == ("matrix_products", pytest.approx(factor, rel=2e-2))
     two = [predicted(nodes=2, calibration=one).step_seconds for one in (None, found.scaling)]

@@ -15,10 +15,8 @@ import msgspec
 from fsdp_bench.catalog import loader
 from fsdp_bench.rates.attention_time import FLASH_ATTENTION_2, TRITON
 from fsdp_bench.rates.datasheet import datasheet
-from fsdp_bench.rates.scaled import scaled
 from fsdp_bench.replay.schedule import schedule
 from fsdp_bench.simulate.step import SimulatedSteps
-from fsdp_bench.spec.calibration_profile import Scaling
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import Checkpointing
@@ -255,12 +253,12 @@ def attention_kernel(inputs: CaseInputs) -> str:
     return TRITON if _runs_triton(inputs) else FLASH_ATTENTION_2
 
 
-def _step(inputs: CaseInputs, plan: Plan, cluster: Hardware, run: Scaling | None = None) -> tuple[float, float]:
+def _step(inputs: CaseInputs, plan: Plan, cluster: Hardware) -> tuple[float, float]:
     """Return the seconds of a step, and its exposed communication in seconds."""
     norms = inputs.family in _WRITES_NORMS_IN_PYTHON and inputs.compiled != "yes"
     kernels = replace(plan.kernels, composite_norms=norms)
     rates = datasheet(cluster, plan.setup)
-    rates = scaled(replace(rates, attention_kernel=attention_kernel(inputs)), run)
+    rates = replace(rates, attention_kernel=attention_kernel(inputs))
     time = schedule(SimulatedSteps(plan.model, plan.setup, kernels).step(), rates)
     if time.step_seconds is None or time.exposed_communication_seconds is None:
         raise SpecError(f"unknown: {', '.join(time.unknown)}")
