@@ -75,6 +75,7 @@ def command(
         _from_run(read_run(from_, column, total), options, assumed, out or Path("run.toml"), as_json)
         return
     _refuse(given, [name for name in given if name not in _OF_A_MACHINE], "it belongs to --from RUN")
+    _refuse(given, ("ranks",) if host else (), "--host measures one process")
     from fsdp_bench.sweep.calibration import PARTS, calibrate, calibrate_host, rank_counts
     from fsdp_bench.sweep.machine import probe_machine
     from fsdp_bench.sweep.session import require_torch

@@ -138,27 +138,18 @@ def _of_csv(path: Path, name: str, unit: str) -> _Values:
 def _of_json(path: Path) -> MeasuredRun:
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        if b'"traceEvents"' in data:
-            return _of_trace(msgspec.json.decode(data, type=_Trace, strict=False).traceEvents, path.name)
-        state = msgspec.json.decode(data, type=_TrainerState)
+        found = msgspec.json.decode(data, type=_Json, strict=False)
     except (OSError, EOFError, msgspec.MsgspecError) as error:
         raise SpecError(f"{path}: cannot be read: {error}") from None
-    if state.log_history is None:
+    if found.traceEvents is not None:
+        return _of_trace(found.traceEvents, path.name)
+    if found.log_history is None:
         return _of_setup(parse_document(data.decode(), "JSON", path), path)
-    steps, seconds = state.global_step, sum(one.train_runtime for one in state.log_history)
+    steps, seconds = found.global_step, sum(one.train_runtime for one in found.log_history)
     if steps <= 0 or seconds <= 0:
         raise SpecError(f"{path}: no `train_runtime`: the training has not ended; lines of its log have s/it, too")
     text = f"{seconds / steps * 1e3:,.1f} ms a step: {steps} steps with start, evaluations and saving in {path.name}"
     return MeasuredRun(text, step_seconds=seconds / steps)
-
-
-class _Logged(msgspec.Struct):
-    train_runtime: float = 0.0
-
-
-class _TrainerState(msgspec.Struct):
-    global_step: int = 0
-    log_history: list[_Logged] | None = None
 
 
 def _of_setup(document: Any, path: Path) -> MeasuredRun:
@@ -166,9 +157,6 @@ def _of_setup(document: Any, path: Path) -> MeasuredRun:
     found = {name: _values_in(f"{name}: {value}") for name, value in dict(document).items()}
     options = {name.replace("-", "_"): document[name] for name, values in found.items() if not values}
     return replace(_run([value for values in found.values() for value in values], path.name), options=options)
-
-
-# -- traces of torch.profiler ------------------------------------------------------------------------------------------
 
 
 class _TraceEvent(msgspec.Struct):
@@ -180,8 +168,14 @@ class _TraceEvent(msgspec.Struct):
     args: dict[str, Any] = {}
 
 
-class _Trace(msgspec.Struct):
-    traceEvents: list[_TraceEvent]
+class _Logged(msgspec.Struct):
+    train_runtime: float = 0.0
+
+
+class _Json(msgspec.Struct):
+    traceEvents: list[_TraceEvent] | None = None
+    log_history: list[_Logged] | None = None
+    global_step: int = 0
 
 
 _KERNELS: tuple[tuple[WorkClass, str], ...] = (

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import date
+from math import inf
 
 from msgspec.structs import replace
 
@@ -81,7 +82,7 @@ def _speed(asked: Question, scaling: Scaling | None) -> Speed:
 
 
 def _step(asked: Question, scaling: Scaling) -> float:
-    return speed(asked.simulated, asked.hardware, scaling).time.step_seconds or 0.0
+    return speed(asked.simulated, asked.hardware, scaling).time.step_seconds or inf
 
 
 def _step_seconds(asked: Question, run: MeasuredRun, predicted: Speed) -> float:
