@@ -62,12 +62,14 @@ def command(
 ) -> None:
     """Measure this machine: matrix products, attention, memory, copies, optimizers, collectives; 3 minutes at most.
 
+    Or, with --from, let a run of yours change a datasheet's rates; with --host, measure the host without a GPU.
+
     Nothing else should run meanwhile. Predictions then use the file instead of datasheets.
 
     \b
     fsdp-bench calibrate --out mine.toml
     fsdp-bench predict --params 8B --server p5.48xlarge --calibration mine.toml
-    fsdp-bench calibrate --from 5,762tok/s --model Llama-3.1-8B --server p5.48xlarge
+    fsdp-bench calibrate --from 5,762tok/s --params 8B --server p5.48xlarge
     """
     given = [name for name in given_options() if name not in ("out", "as_json")]
     if from_ is not None:

@@ -23,7 +23,7 @@ from fsdp_bench.plan.rehearsed_time.events import (
 from fsdp_bench.plan.rehearsed_time.operator_work import DTYPES, dtype_of, work_of_operator
 from fsdp_bench.plan.speed import Speed
 from fsdp_bench.rates.datasheet import Datasheet, datasheet
-from fsdp_bench.rates.scaled import scaled
+from fsdp_bench.rates.scaled import SCALED, scaled
 from fsdp_bench.replay.schedule import Span, StepTime, run
 from fsdp_bench.replay.step_parts import StepPart
 from fsdp_bench.replay.together import RankLog, run_together
@@ -182,7 +182,7 @@ def _answer(
         source=rates.source,
         is_over_pcie=rates.is_over_pcie,
         num_streams=one.num_streams,
-        range=_range(one, time) if sharing == 1.0 else None,
+        range=_range(one, time) if sharing == 1.0 and one.rates.source != SCALED else None,
     )
 
 
