@@ -19,7 +19,7 @@ from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.report.terminal import describe, new_console, print_lines
 from fsdp_bench.report.text.speed import range_text, step_text
 from fsdp_bench.spec.calibration_profile import Profile, write_profile
-from fsdp_bench.spec.errors import SpecError, not_allowed, shown
+from fsdp_bench.spec.errors import SpecError, nearest, shown
 from fsdp_bench.spec.setup import OPTIONS
 
 _OF_A_RUN = ("from_", "column", "total")
@@ -148,9 +148,11 @@ def _with_file(options: SetupOptions, stated: Mapping[str, Any]) -> SetupOptions
     values = {}
     for name, value in stated.items():
         if name not in known:
-            raise not_allowed("option of the setup", name, known)
+            raise SpecError(f"from: {shown(name)} is no option of the setup{nearest(name, known)}")
         text = str(value).lower() if isinstance(value, bool) else str(value)
         values[name] = Path(text) if name in FILES else Values(name).convert(text, None, None)
+        if isinstance(values[name], tuple):
+            raise SpecError(f"from: {name}: {shown(text)} is several values; a run has one")
     return options.with_values({name: value for name, value in values.items() if not options.is_given(name)})
 
 

@@ -9,6 +9,7 @@ import gzip
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -108,7 +109,7 @@ def _run(values: _Values, where: str) -> MeasuredRun:
     unit = max(unit for unit, _ in values)
     own = [value for its_unit, value in values if its_unit == unit]
     found = median(own[1:] or own)
-    if not found > 0:
+    if not 0 < found < inf:
         raise SpecError(f"from: {where}: {found:g} {unit} is not allowed; a number greater than 0")
     text = f"{found:,.0f} tokens/s" if unit == "tok/s" else f"{found * 1e3:,.1f} ms a step"
     text += f", the median of {len(own[1:])} in {where}" if own[1:] else ""

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from fsdp_bench.spec.checked import Checked, Count, Positive
 from fsdp_bench.spec.codec import from_builtins, to_builtins
-from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.errors import SpecError, not_allowed
 from fsdp_bench.spec.files import read_document, write_atomically
 from fsdp_bench.spec.model import Family, ModelShape
 
@@ -229,6 +229,9 @@ class Scaling(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The host's time for one hook of the wrapper, by api."""
 
     def _check(self) -> None:
+        for name in self.factors:
+            if name not in WORK_CLASSES:
+                raise not_allowed("factors", name, WORK_CLASSES)
         if self.factors and self.gpu is None:
             raise SpecError("gpu: none; factors are of the GPU of a run")
         if not self.factors and self.launch_seconds is None:

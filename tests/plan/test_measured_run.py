@@ -143,6 +143,7 @@ def test_what_is_no_measurement_is_refused_in_one_line(tmp_path: Path) -> None:
     assert "nothing in it" in said("a.toml", "model = 'gpt2'")
     assert "0 columns are tokens/s or seconds; --column, of step, loss" in said("a.csv", "step,loss\n1,2\n")
     assert "0 tok/s is not allowed" in said("b.log", "tps: 0\n")
+    assert "inf tok/s is not allowed" in said("b.log", "tps: 9e999\n")
     assert "is no file and no measurement" in message_of(lambda: read_run("fast"))
     with pytest.raises(SpecError, match="is not allowed; a number greater than 0"):
         read_run("0s")

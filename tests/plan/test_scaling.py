@@ -165,7 +165,9 @@ def test_a_file_states_the_setup_and_the_command_line_overrides_it(tmp_path: Pat
     assert "FULL_SHARD under fsdp2" in found["calibration"]["setup"]
     assert read_calibration(path).num_nodes == 2  # type: ignore[union-attr]
     run.write_text("step_seconds = 0.8\nmodle = 'gpt2'\n")
-    assert "option of the setup: 'modle' is not allowed" in refused("calibrate", "--from", run)
+    assert "'modle' is no option of the setup (did you mean 'model'?)" in refused("calibrate", "--from", run)
+    run.write_text(f'step_seconds = 0.8\nmodel = "{MODEL}"\nserver = "{SERVER}"\nnodes = "1,2"\n')
+    assert "nodes: '1,2' is several values; a run has one" in refused("calibrate", "--from", run)
 
 
 @pytest.mark.parametrize(
@@ -190,3 +192,7 @@ def test_a_calibration_by_a_run_is_written_and_read(tmp_path: Path) -> None:
     assert json.loads(json.dumps(scaling.factors)) == scaling.factors
     (tmp_path / "b.toml").write_text('source = "x"\nmeasured_on = "y"\n')
     assert "rates scaled by a run have some" in message_of(lambda: read_calibration(tmp_path / "b.toml"))
+    (tmp_path / "b.toml").write_text((tmp_path / "a.toml").read_text().replace("attention =", "atention ="))
+    assert "factors: 'atention' is not allowed; one of matrix_products" in message_of(
+        lambda: read_calibration(tmp_path / "b.toml")
+    )
