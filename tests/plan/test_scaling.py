@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from fsdp_bench import estimate
+from fsdp_bench import estimate, plan_training
 from fsdp_bench.plan.measured_run import MeasuredRun, read_run
 from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.plan.ranges import prediction_errors
@@ -92,7 +92,7 @@ def test_gaps_of_a_trace_are_the_hosts(tmp_path: Path) -> None:
 
 
 def test_a_hosts_own_times_leave_the_gpus_rates_and_the_range() -> None:
-    host = Scaling(measured_on="2026-11-27", source="by hand", launch_seconds=50e-6, hook_seconds={"fsdp1": 1e-3})
+    host = Scaling(measured_on="2026-11-27", source="by hand", launch_seconds=50e-6)
     (before, after), (alone, slow) = (
         (estimate(model, server=SERVER), estimate(model, server=SERVER, calibration=host)) for model in (MODEL, "gpt2")
     )
@@ -148,6 +148,13 @@ def test_the_commands_take_the_file_and_say_where_the_rates_come_from(tmp_path: 
              for more in ((), ("--calibration", path))]  # fmt: skip
     assert plans[0] / plans[1] == pytest.approx(found.factors["matrix_products"], rel=2e-2)
     assert "which no server that is looked at has" in refused(*words, "--server", "p4d.24xlarge", "--calibration", path)
+    setting = {"servers": SERVER, "nodes": [4], "strategy": "zero3", "micro_batch_size": 1}
+    winner = plan_training(MODEL, "1T", calibration=path, **setting).winner
+    assert winner is not None
+    assert winner.prediction.speed.source == SCALED
+    both = json_of(*words, "--server", f"{SERVER},p4d.24xlarge", "--calibration", path, tells_progress=True)
+    assert [one["server"] for one in both["left_out"]] == ["p4d.24xlarge"]
+    assert "its GPU is A100-SXM-40GB, and the calibration is of a run on H100-SXM" in both["left_out"][0]["reason"]
     assert "for --time alone" in refused("rehearse", "--calibration", path, "--gpu", "H100-SXM", "--", "python", "x.py")
     (tmp_path / "x.py").touch()
     other = ("rehearse", "--time", "--calibration", path, "--gpu", "A100-SXM-40GB", "--", "python", "x.py")
