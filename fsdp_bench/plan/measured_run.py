@@ -51,6 +51,7 @@ _FORMS = (
     (rf"{_STEP}(?:[_ (]*s\)?)?{_NUMBER}", "s", 1.0),
     (rf"{_BEFORE}ms/(?:it|step)\b", "s", 1e-3),
     (rf"{_BEFORE}s/(?:it|step)\b", "s", 1.0),
+    (rf"{_BEFORE}(?:it|steps)/s\b", "it/s", 1.0),
 )
 """How logs write tokens/s and seconds of a step, each with its unit."""
 _UNITS = {"tok/s": ("tok/s", 1.0), "tokens/s": ("tok/s", 1.0), "s": ("s", 1.0), "ms": ("s", 1e-3)}
@@ -96,7 +97,8 @@ def _float(text: str) -> float:
 def _values_in(line: str) -> _Values:
     for pattern, unit, times in _FORMS:
         if (found := re.search(pattern, line, re.IGNORECASE)) is not None:
-            return [(unit, times * _float(next(filter(None, found.groups()))))]
+            value = times * _float(next(filter(None, found.groups())))
+            return [(unit, value)] if unit != "it/s" else [("s", 1 / value)] if value else []
     return []
 
 

@@ -35,6 +35,7 @@ def test_a_number_says_its_unit(text: str, tokens: float | None, seconds: float 
         ("own.log", "warm: 9 tokens/sec\n{'loss': 3.1, 'train_tokens_per_second': 5762.0}\n", 5762, None),
         ("own.log", "step 1 step_time: 9.1 s\nstep 2 step_time: 712 ms\nstep 3 step_time: 712 ms\n", None, 0.712),
         ("own.log", " 10%|#   | 1/10 [00:09<01:21, 9.10s/it]\n 20%|##  | 2/10 [00:10<00:57, 1.42s/it]\n", None, 1.42),
+        ("own.log", " 10%|#   | 1/10 [00:09<01:21, 9.10s/it]\n 20%|##  | 2/10 [00:10<00:57, 2.50it/s]\n", None, 0.4),
         ("own.jsonl", '{"step": 2, "tokens_per_sec_per_gpu": 5762}\n', 5762, None),
         ("t.csv", "step,time_metrics/end_to_end(s)\n1,9.5\n2,0.71\n3,0.73\n", None, 0.72),
         ("t.csv", "step,step_time_ms\n1,9500\n2,710\n", None, 0.71),
