@@ -7,7 +7,7 @@ calibration (calibrated.py) replaces them with measurements on one machine.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Protocol
@@ -17,6 +17,7 @@ from fsdp_bench.rates.collectives import ALL_TO_ALL, Groups, Topology, collectiv
 from fsdp_bench.rates.communicators import channels_of
 from fsdp_bench.simulate.events import Work
 from fsdp_bench.spec.hardware import Gpu, Hardware
+from fsdp_bench.spec.pointwise import CASTING, STRIDED
 from fsdp_bench.spec.setup import TrainSetup
 
 SPREAD = 0.05 / 2.85
@@ -71,11 +72,34 @@ is scaled by a kernel of its own (torchao/float8/float8_ops.py, addmm_float8_unw
 MEMORY_EFFICIENCY = 0.896
 """Fraction of the nominal memory bandwidth: torch.clone of 1 GiB in bf16 on an H100, 3003 of 3350 GB/s
 (Dao-AILab/quack, AI/hadamard_roofline_analysis.md, 2025)."""
-NORM_EFFICIENCY = (0.58, 0.32)
-"""The same of torch's own norms, forward and backward: the medians of RMSNorm in bf16 over seven shapes of language
-models on an H200 of 4800 GB/s (NVIDIA/cudnn-frontend, benchmark/norms/results/h200, backend ``pytorch``, 2026-02)."""
-COMPILED_NORM_EFFICIENCY = (0.78, 0.356)
-"""The same of norms that Inductor compiled (backend ``torch_compile``), also where it fused them with additions."""
+LISTS_EFFICIENCY = {"aten::_foreach_": 0.80, "optimizer adamw-foreach": 0.80, "optimizer sgd": 0.80}
+"""The same of operators on lists of tensors (multi_tensor_apply), by the beginning of their names: 0.75 to 0.81 for
+eight operators on 32 tensors of 16 million numbers on an H100 (results/nvidia-h100/rates.json)."""
+FUSED_EFFICIENCY = {"aten::_fused_adam": 0.74, "optimizer adamw-fused": 0.74}
+"""The same of fused AdamW, on the same tensors."""
+ELEMENTS_PER_CLOCK = {
+    STRIDED: 1.7,
+    CASTING: 1.55,
+    f"{STRIDED} {CASTING}": 0.8,
+    f"aten::cat {STRIDED}": 1.1,
+    "aten::sum": 4.2,
+    "aten::embedding_dense_backward": 0.2,
+}
+"""Elements that a multiprocessor computes each clock, where computing places or casting takes longer than loading.
+
+By the kernel's path (spec/pointwise.py) or the operator: medians of 34 operators of 33 million elements on an H100
+(results/nvidia-h100/rates.json), after the time of their bytes, with which this adds up as a root of squares. On an
+H200, whose multiprocessors are the same and whose memory is 1.43 times as fast, the same numbers hold: see
+docs/validation/time.md. On other generations they are assumed."""
+NORM_BYTES_PER_CLOCK = 11.0
+"""Bytes that a multiprocessor moves each clock in torch's own norms: the same measurements, forward and backward."""
+SOFTMAX_PASSES = 2
+"""How often log_softmax moves its bytes: it reads each row three times and writes once (cunn_SoftMaxForward in
+aten/native/cuda/SoftMax.cu; 5.3 ps an element of fp32 on that H100, which are 16 bytes)."""
+KERNEL_SECONDS = 1.8e-6
+"""What a kernel takes on the GPU at least, one after another: rsqrt of 2,048 numbers, on an H100 and an H200 alike
+(results/nvidia-h200/kernel_times.json). Steps of scripts that kept the GPU busy took 1.5 to 3.3 us a kernel more than
+their kernels alone (results/nvidia-h100/scripts/measured.json)."""
 LAUNCH_SECONDS = 7e-6
 """Time of a server's CPU for one operator in eager PyTorch: the overhead of a launch with an H100
 (meta-pytorch/autoparallel pull request 146, 2025). Inductor's kernels take 6.8 to 9.1 us on a Grace CPU
@@ -111,6 +135,14 @@ _ATTENTION_TILE = 128
 """Rows of a tile of attention. The kernel skips whole tiles above the diagonal."""
 _TILES = ((128, 256), (256, 128), (128, 128))
 """Tile sizes of the fastest matrix products (NVIDIA, Matrix Multiplication Background User's Guide)."""
+_FP32_TILES = ((128, 128), (128, 64), (64, 128), (64, 64))
+"""The same in fp32, without tensor cores (CUTLASS, default SIMT GEMM configurations)."""
+UNALIGNED_FLOPS_PER_CLOCK = 500
+"""FLOPs that a multiprocessor computes each clock in a 16-bit product whose rows begin at odd addresses.
+
+Then loads are of 2 bytes each, as with a vocabulary of 50257 (NVIDIA, Matrix Multiplication Background User's Guide,
+Tensor Core requirements): 105, 140 and 145 TFLOP/s in the head of GPT-2 on an H100, whose other products reached 740
+(results/nvidia-h100/scripts/measured.json, ddp_gpt2_fp16)."""
 _LEAST_K = 512
 """The least part of k for which a multiprocessor is taken, an assumption. Products of 1 to 512 rows then differ by 26 %
 (median) from what they took on an H200, instead of 51 % (results/nvidia-h200/kernel_times.json); 128 and 256 do no
@@ -145,14 +177,13 @@ class Datasheet:
 
     def run(self, work: Work, beside: tuple[Work, ...] = ()) -> float | None:
         """Return the seconds of an operator by the roofline: the longer of computing and of moving the bytes."""
+        computing: float | None = 0.0
         moving = self._moving(work, beside)
         if work.is_product:
             computing = self._product(work, self._multiprocessors(beside))
         elif work.is_attention:
             computing = self._attention(work, self._multiprocessors(beside))
-        else:
-            return moving
-        return None if computing is None or moving is None else max(computing, moving)
+        return None if computing is None or moving is None else KERNEL_SECONDS + max(computing, moving)
 
     def _multiprocessors(self, beside: tuple[Work, ...]) -> int | None:
         """Return how many multiprocessors the kernels of collectives leave to an operator."""
@@ -165,7 +196,18 @@ class Datasheet:
             return None
         taken = sum(MEMORY_TRAFFIC[one.name] * one.num_bytes / (self.collective(one) or math.inf) for one in beside)
         left = max(bandwidth * MEMORY_EFFICIENCY - taken, bandwidth * MEMORY_EFFICIENCY * LEAST_BANDWIDTH)
-        return work.num_bytes / min(left, bandwidth * _memory_efficiency(work.name))
+        passes = SOFTMAX_PASSES if work.name == "aten::_log_softmax" else 1
+        loading = passes * work.num_bytes / min(left, bandwidth * _memory_efficiency(work.name))
+        return math.hypot(loading, self._computing(work, beside))
+
+    def _computing(self, work: Work, beside: tuple[Work, ...]) -> float:
+        """Return the seconds for which an operator without products keeps multiprocessors busy beside its loads."""
+        rate = NORM_BYTES_PER_CLOCK if work.name in _NORMS else _elements_per_clock(work)
+        clock, multiprocessors = self.gpu.clock_hertz, self._multiprocessors(beside)
+        if rate is None or clock is None or multiprocessors is None:
+            return 0.0
+        size = work.num_bytes if work.name in _NORMS else work.elements or work.num_bytes // max(work.itemsize, 1)
+        return size / (rate * clock * multiprocessors)
 
     def _peak(self, itemsize: int, multiprocessors: int | None) -> float | None:
         """Return the peak in FLOP/s of the slowest GPU's multiprocessors."""
@@ -184,8 +226,12 @@ class Datasheet:
             efficiency = self.gpu.fp8_matmul_efficiency or FP8_MATMUL_EFFICIENCY
         elif work.itemsize == 4:
             efficiency = FP32_EFFICIENCY
-        fraction = tile_fraction((m, n, k), self.gpu.num_multiprocessors, multiprocessors)
-        return 2 * m * n * k / (peak * efficiency * fraction)
+        tiles = _FP32_TILES if work.itemsize == 4 else _TILES
+        fraction = tile_fraction((m, n, k), self.gpu.num_multiprocessors, multiprocessors, tiles)
+        rate = peak * efficiency * fraction
+        if _is_unaligned(work) and multiprocessors is not None and self.gpu.clock_hertz is not None:
+            rate = min(rate, UNALIGNED_FLOPS_PER_CLOCK * multiprocessors * self.gpu.clock_hertz)
+        return 2 * m * n * k / rate
 
     def _attention(self, work: Work, multiprocessors: int | None) -> float | None:
         peak = self._peak(work.itemsize, multiprocessors)
@@ -245,14 +291,35 @@ def _is_over_pcie(topology: Topology) -> bool:
 
 def _memory_efficiency(name: str) -> float:
     """Return the fraction of the memory's bandwidth that an operator or a compiled kernel reaches."""
-    if name in _NORMS:
-        return NORM_EFFICIENCY[name.endswith("_backward")]
-    if name.startswith("triton_") and "_norm" in name:
-        return COMPILED_NORM_EFFICIENCY["_norm_backward" in name]
+    for beginning, efficiency in _EFFICIENCIES:
+        if name.startswith(beginning):
+            return efficiency
     return MEMORY_EFFICIENCY
 
 
-def tile_fraction(dims: tuple[int, int, int], multiprocessors: int | None, free: int | None = None) -> float:
+_EFFICIENCIES = (*LISTS_EFFICIENCY.items(), *FUSED_EFFICIENCY.items())
+
+
+def _elements_per_clock(work: Work) -> float | None:
+    """Return the elements that a multiprocessor computes each clock; None where memory alone decides."""
+    found = ELEMENTS_PER_CLOCK.get(f"{work.name} {work.path}") or ELEMENTS_PER_CLOCK.get(work.path)
+    return found or ELEMENTS_PER_CLOCK.get(work.name)
+
+
+def _is_unaligned(work: Work) -> bool:
+    """Whether rows of a 16-bit matrix begin at addresses that are no multiple of 4 bytes."""
+    m, n, k = work.dims
+    first, second = work.name[-2], work.name[-1]
+    rows = (k if first == "n" else m, n if second == "n" else k, n)
+    return work.itemsize == 2 and any(row % 2 for row in rows)
+
+
+def tile_fraction(
+    dims: tuple[int, int, int],
+    multiprocessors: int | None,
+    free: int | None = None,
+    tiles: Sequence[tuple[int, int]] = _TILES,
+) -> float:
     """Return the fraction of a GPU that a matrix product uses: edge tiles and the last wave of tiles are not full.
 
     Where a product has fewer tiles than the GPU has multiprocessors, several compute one tile, each a part of k
@@ -271,7 +338,7 @@ def tile_fraction(dims: tuple[int, int, int], multiprocessors: int | None, free:
         waves = math.ceil(tiles * splits / processors)
         return m * n * splits / (waves * processors * rows * columns)
 
-    best = max(_TILES, key=lambda tile: fraction(tile, multiprocessors))
+    best = max(tiles, key=lambda tile: fraction(tile, multiprocessors))
     return fraction(best, free or multiprocessors)
 
 

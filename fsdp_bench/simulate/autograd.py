@@ -23,6 +23,7 @@ import msgspec
 
 from fsdp_bench.simulate.events import Category, Queue, Stream
 from fsdp_bench.simulate.tape import Tape, Tensor
+from fsdp_bench.spec.pointwise import STRIDED
 
 _COMPUTE = Stream.COMPUTE
 
@@ -213,7 +214,7 @@ class Engine:
                 else:
                     if target.waits_for is not None:
                         self.tape.wait_stream(target.stream, target.waits_for)
-                    self._add(target, slot)
+                    self._add(target, slot, gradient.is_strided)
                 del gradient
             target.waiting -= 1
             if not target.waiting:
@@ -245,15 +246,18 @@ class Engine:
             self.tape.wait_event(node.stream, node.event)
         node.waits_for = node.event = None
 
-    def _add(self, target: Node, slot: int) -> None:
+    def _add(self, target: Node, slot: int, is_strided: bool) -> None:
         """InputBuffer::add: add a second gradient to the first one, in place where nobody else can see that.
 
-        On the consumer's stream, after that has waited for a producer on another one.
+        On the consumer's stream, after that has waited for a producer on another one. ``is_strided``: whether the
+        second one is, as the gradient of a product with a broadcast factor.
         """
         buffer, tape = target.buffer, self.tape
         first = buffer[slot]
         assert first is not None
-        tape.kernel("aten::add", 3 * first.numel * first.itemsize, first.itemsize, target.stream)
+        path = STRIDED if first.is_strided is not is_strided else ""
+        num_bytes, elements = 3 * first.numel * first.itemsize, first.numel if path else 0
+        tape.kernel("aten::add", num_bytes, first.itemsize, target.stream, path, elements)
         if self.accumulates_in_place and is_last_reference(first):
             return
         storage = tape.storage(first.numel * first.itemsize, "aten::add", Category.TEMPORARY, target.stream)

@@ -125,6 +125,10 @@ class Work(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     group: str = ""
     """The process group of a collective: ``shard``, ``replicate``, ``world`` or ``post_forward``; of a rehearsed script
     its own name. A copy of activations has ``activations``."""
+    path: str = ""
+    """The kernel of a pointwise operator, where it reads no vectors: ``strided``, ``casting`` (spec/pointwise.py)."""
+    elements: int = 0
+    """Elements that such a kernel computes."""
 
     @property
     def is_product(self) -> bool:

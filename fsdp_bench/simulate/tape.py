@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from fsdp_bench.simulate.events import Category, Event, Kind, Queue, Stream, Work
+from fsdp_bench.spec.pointwise import copy_path
 
 _ALLOCATE, _FREE, _COMPUTE, _TEMPORARY = Kind.ALLOCATE, Kind.FREE, Stream.COMPUTE, Category.TEMPORARY
 _KERNEL = Kind.KERNEL
@@ -84,9 +85,20 @@ class Tape:
 
     # -- work ----------------------------------------------------------------------------------------------------
 
-    def kernel(self, name: str, num_bytes: int, itemsize: int, stream: Stream = _COMPUTE) -> None:
-        """Issue an operator that is bound by memory: what it reads and writes, and the size of an element it reads."""
-        self.events.append(Event(_KERNEL, -1, 0, _TEMPORARY, stream, name, Work(name, num_bytes, (), itemsize)))
+    def kernel(
+        self, name: str, num_bytes: int, itemsize: int, stream: Stream = _COMPUTE, path: str = "", elements: int = 0
+    ) -> None:
+        """Issue an operator that computes hardly anything: what it reads and writes, and the size of an element.
+
+        ``path`` and ``elements``: why a pointwise kernel reads no vectors, and how many elements it computes.
+        """
+        work = Work(name, num_bytes, (), itemsize, path=path, elements=elements)
+        self.events.append(Event(_KERNEL, -1, 0, _TEMPORARY, stream, name, work))
+
+    def cast(self, numel: int, itemsize: int, into: int, stream: Stream = _COMPUTE) -> None:
+        """Issue aten::_to_copy of contiguous elements to a dtype of another size."""
+        path = copy_path(itemsize, into)
+        self.kernel("aten::_to_copy", numel * (itemsize + into), itemsize, stream, path, numel if path else 0)
 
     def product(self, layout: str, m: int, n: int, k: int, itemsize: int, added_to_itemsize: int = 0) -> None:
         """Issue a matrix product, m x k by k x n; ``layout`` says which of them are transposed: nt, nn, tn.

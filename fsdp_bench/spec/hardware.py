@@ -143,6 +143,18 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Whether its matrix products are those of the older cuBLAS."""
         return self.older_cublas is not None and self.matmul_efficiency_source == self.older_cublas.source
 
+    @property
+    def clock_hertz(self) -> float | None:
+        """The clock of the documented fp32 peak. None where the peak or the multiprocessors are not documented.
+
+        A multiprocessor starts 64 multiply-adds a clock before compute capability 8.6, then 128 (CUDA C++ Programming
+        Guide, Throughput of Native Arithmetic Instructions).
+        """
+        peak, multiprocessors = self.dense_flops_per_second.get("fp32"), self.num_multiprocessors
+        if peak is None or multiprocessors is None or self.compute_capability is None:
+            return None
+        return peak / (2 * (64 if self.compute_capability < 8.6 else 128) * multiprocessors)
+
     def peak_flops_per_second(self, dtype: str) -> float | None:
         """Return the dense peak for ``fp32``, ``bf16``, ``fp16`` or ``fp8``. None if it is not documented.
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from fsdp_bench.simulate.events import IN_HOST_MEMORY, Work
-from fsdp_bench.simulate.recorded.bind import work_of
+from fsdp_bench.simulate.recorded.bind import slice_backward, work_of
+from fsdp_bench.spec.pointwise import COPIES, STRIDED, Operand, is_strided_cat, path_of
 from fsdp_bench.spec.subprocesses.issued import HostOperator, IssuedOperator, IssuedTensor, TensorNumbers
 
 Tensors = Sequence[IssuedTensor]
@@ -45,13 +46,41 @@ DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 def work_of_operator(operator: IssuedOperator, tensors: Tensors) -> Work | None:
     """Return an operator's work. None if its time is not known."""
+    if operator.name == "aten::slice_backward":
+        return _slice_backward(operator, tensors)
     find = _COMPUTED.get(operator.name)
     if find is not None:
         return find(operator, tensors) if dtype_of(operator, tensors) in DTYPES else None
     num_bytes = _moved_bytes(operator, tensors)
     if not _is_bound_by_memory(operator) or (_MANY_PASSES.fullmatch(operator.name) and num_bytes > SMALL_BYTES):
         return None
-    return Work(operator.name, num_bytes, (), _itemsize(operator, tensors))
+    path, elements = _path(operator, tensors)
+    return Work(operator.name, num_bytes, (), _itemsize(operator, tensors), path=path, elements=elements)
+
+
+def _path(operator: IssuedOperator, tensors: Tensors) -> tuple[str, int]:
+    """Return why a pointwise kernel reads no vectors, and how many elements it computes (spec/pointwise.py)."""
+    if operator.name == "aten::embedding_dense_backward":
+        return "", sum(math.prod(one.shape) for one in _of(operator, "grad_output", tensors))
+    if not (operator.is_pointwise or operator.name in COPIES or operator.name == "aten::cat"):
+        return "", 0
+    given = {name: _of(operator, name, tensors) for name in operator.arguments}
+    changed = [one for name in (*operator.written, *operator.outputs) for one in given[name]]
+    results = [*(tensors[number] for number in operator.results), *changed]
+    overwritten = (*operator.outputs, *(operator.written if _OVERWRITTEN.fullmatch(operator.name) else ()))
+    read = [one for name, found in given.items() if name not in overwritten for one in found if one.device == "cuda"]
+    if not results or not all(len(one.strides) == len(one.shape) for one in (*read, results[0])):
+        return "", 0
+    operands, written = [_operand(one) for one in read], _operand(results[0])
+    if operator.name == "aten::cat":
+        path = STRIDED if is_strided_cat(operands, written, results[0].itemsize) else ""
+    else:
+        path = path_of(operator.name, operands, written)
+    return path, math.prod(written.shape) if path else 0
+
+
+def _operand(tensor: IssuedTensor) -> Operand:
+    return Operand(tensor.shape, tensor.strides, tensor.dtype)
 
 
 def _is_bound_by_memory(operator: Operator) -> bool:
@@ -99,6 +128,11 @@ def _convolution(operator: IssuedOperator, tensors: Tensors) -> Work | None:
     out = tensors[operator.results[0]]
     dims = out.shape[0] * math.prod(out.shape[2:]), weight.shape[0], math.prod(weight.shape[1:])
     return work_of(operator.name, "nt", dims, _moved_bytes(operator, tensors), weight.itemsize)
+
+
+def _slice_backward(operator: IssuedOperator, tensors: Tensors) -> Work:
+    gradient = _of(operator, "grad_output", tensors)[0]
+    return slice_backward(_num_bytes(gradient), _result_bytes(operator, tensors), gradient.itemsize)
 
 
 def _attention(operator: IssuedOperator, tensors: Tensors) -> Work | None:

@@ -18,6 +18,7 @@ from fsdp_bench.simulate.events import Stream
 from fsdp_bench.simulate.operators.core import Operators, Saved
 from fsdp_bench.simulate.tape import Storage, Tensor
 from fsdp_bench.spec.checkpointing_policy import CheckpointingPolicy
+from fsdp_bench.spec.pointwise import STRIDED
 
 # -- Activation offload of blocks: torch.autograd.graph.save_on_cpu(pin_memory=True), which offload_wrapper is ---------
 #
@@ -52,7 +53,7 @@ class SaveOnCpu:
                 continue
             if tensor.is_strided and not op.kernels.observed:
                 contiguous = op.temporary(tensor.numel, tensor.itemsize, "aten::contiguous")
-                op.run("aten::clone", contiguous, contiguous)
+                op.run("aten::clone", contiguous, contiguous, path=STRIDED)
                 del contiguous
             op.tape.copy("to_host", tensor.numel * tensor.itemsize, Stream.COMPUTE, ACTIVATIONS)
             packed.append(Tensor(None, tensor.numel, tensor.itemsize, tensor.node, tensor.output))

@@ -17,6 +17,7 @@ from fsdp_bench.simulate.operators.norms import fused_norm, rms_norm
 from fsdp_bench.simulate.repeat import repeated_block
 from fsdp_bench.simulate.tape import Storage, Tape, Tensor
 from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.pointwise import STRIDED
 
 M = TypeVar("M", bound="Module")
 
@@ -155,8 +156,8 @@ class Norm(Module):
 
 def rotate(op: Operators, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """train/models/transformer.py, rotate: x * cos + cat(-second, first) * sin."""
-    first, second = op.split(x, (x.numel // 2,) * 2)
-    return op.add(op.mul(x, cos), op.mul(op.cat(op.neg(second), first), sin))
+    first, second = op.split(x, (x.numel // 2,) * 2, STRIDED)
+    return op.add(op.mul(x, cos), op.mul(op.cat(op.neg(second), first), sin), STRIDED)
 
 
 def rotary_tables(op: Operators, length: int, head_dim: int, itemsize: int) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from fsdp_bench.simulate.operators.kernels import FP32
 from fsdp_bench.simulate.operators.unfused_attention import repeat_heads, unfused_attention
 from fsdp_bench.simulate.tape import Storage, Tensor
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.pointwise import STRIDED
 
 _NAME = "aten::scaled_dot_product_attention"
 _FLASH = "aten::_scaled_dot_product_flash_attention"
@@ -75,7 +76,7 @@ def _copied_gradient(op: Operators, name: str, numel: int) -> Backward:
     """Return a backward that copies the gradient into a tensor of so many elements."""
 
     def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
-        op.run(name, gradients[0], gradients[0])
+        op.run(name, gradients[0], gradients[0], path=STRIDED)
         return (op.temporary(numel, gradients[0].itemsize, name),)
 
     return backward
@@ -90,14 +91,14 @@ def merge_heads(op: Operators, x: Tensor, heads: Heads) -> Tensor:
     tokens = op.batch * heads.length
     numel = tokens * heads.count * heads.dim
     if heads.are_unfused(op, x.itemsize) and heads.count > 1 and heads.length > 1:
-        op.run("aten::clone", x, x)
+        op.run("aten::clone", x, x, path=STRIDED)
         return op.record(op.like(x, "aten::clone"), [x], [], lambda _saved, gradients: (gradients[0],))
     if padded == numel:
         return x
     backward = _copied_gradient(op, "aten::slice_backward", padded)
     if heads.count == tokens == 1:  # a single row
         return op.record(Tensor(x.storage, numel, x.itemsize), [x], [], backward)
-    op.run("aten::clone", x, x)
+    op.run("aten::clone", x, x, path=STRIDED)
     return op.record(op.like(x, "aten::clone", numel), [x], [], backward)
 
 

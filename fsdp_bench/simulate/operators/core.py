@@ -13,9 +13,15 @@ from fsdp_bench.simulate.events import Category, Stream
 from fsdp_bench.simulate.operators.kernel_workspaces import embedding_backward_workspace, sum_over_rows_workspace
 from fsdp_bench.simulate.operators.kernels import Kernels, KernelScratch
 from fsdp_bench.simulate.tape import Storage, Tape, Tensor
+from fsdp_bench.spec.pointwise import CASTING, STRIDED, copy_path
 
 Saved = Any
 """Saved tensors: a list, or autograd.Packed."""
+
+
+def _casting(itemsize: int, other: int) -> str:
+    """Return the path of a kernel with two inputs."""
+    return CASTING if itemsize != other else ""
 
 
 class Parameter(Tensor, eq=False):
@@ -76,12 +82,15 @@ class Operators:
             passing.pop(index, None)
         return held
 
-    def run(self, name: str, *tensors: Tensor) -> None:
-        """Issue an operator that reads or writes each of these once, and is bound by that."""
+    def run(self, name: str, *tensors: Tensor, path: str = "") -> None:
+        """Issue an operator that reads or writes each of these once.
+
+        ``path``: why a pointwise kernel, whose result comes last, reads no vectors (spec/pointwise.py).
+        """
         num_bytes = 0
         for tensor in tensors:
             num_bytes += tensor.numel * tensor.itemsize
-        self.tape.kernel(name, num_bytes, tensors[0].itemsize)
+        self.tape.kernel(name, num_bytes, tensors[0].itemsize, path=path, elements=tensors[-1].numel if path else 0)
 
     def record(self, out: Tensor, inputs: list[Tensor], saved: list[Tensor], backward: Backward) -> Tensor:
         """Put the operator into the graph, when any of its inputs is in it."""
@@ -92,9 +101,10 @@ class Operators:
                     break
         return out
 
-    def add(self, x: Tensor, y: Tensor) -> Tensor:
+    def add(self, x: Tensor, y: Tensor, path: str = "") -> Tensor:
         """aten::add: both inputs get the output's gradient itself (AddBackward0)."""
-        out = self.elementwise("aten::add", x.numel, max(x.itemsize, y.itemsize), x, y)
+        path = path or _casting(x.itemsize, y.itemsize)
+        out = self.elementwise("aten::add", x.numel, max(x.itemsize, y.itemsize), x, y, path=path)
         itemsizes = x.itemsize, y.itemsize
 
         def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
@@ -108,12 +118,13 @@ class Operators:
         if gradient.itemsize == itemsize:
             return gradient
         cast = self.temporary(gradient.numel, itemsize, "aten::_to_copy")
-        self.run("aten::_to_copy", gradient, cast)
+        self.run("aten::_to_copy", gradient, cast, path=copy_path(gradient.itemsize, itemsize))
         return cast
 
     def mul(self, x: Tensor, y: Tensor) -> Tensor:
         """aten::mul of two equal shapes, or by a factor without gradient that is broadcast (MulBackward0)."""
-        out = self.elementwise("aten::mul", x.numel, max(x.itemsize, y.itemsize), x, y)
+        path = STRIDED if y.node is None and y.numel > 1 else _casting(x.itemsize, y.itemsize)
+        out = self.elementwise("aten::mul", x.numel, max(x.itemsize, y.itemsize), x, y, path=path)
         if y.node is not None:
             return self.record(out, [x, y], [x, y], self._mul_backward_two)
         itemsize = x.itemsize
@@ -121,7 +132,8 @@ class Operators:
         def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
             opened = saved.copy()
             product = self.temporary(gradients[0].numel, gradients[0].itemsize, "aten::mul")
-            self.run("aten::mul", gradients[0], *opened, product)
+            product.is_strided = bool(path)
+            self.run("aten::mul", gradients[0], *opened, product, path=path)
             del opened
             return (self._as_input(product, itemsize),)
 
@@ -137,7 +149,8 @@ class Operators:
 
     def mul_broadcast(self, x: Tensor, y: Tensor, gradient: Category = Category.TEMPORARY) -> Tensor:
         """aten::mul by a smaller factor that needs a gradient, which is summed to its shape (sum_to_size) and cast."""
-        out = self.elementwise("aten::mul", x.numel, x.itemsize, x, y)
+        path = f"{STRIDED} {_casting(x.itemsize, y.itemsize)}".rstrip()
+        out = self.elementwise("aten::mul", x.numel, x.itemsize, x, y, path=path)
         small, small_itemsize = y.numel, y.itemsize
 
         def backward(saved: Saved, gradients: list[Tensor]) -> Gradients:
@@ -146,7 +159,7 @@ class Operators:
             whole = self.temporary(numel, itemsize, "aten::mul")
             dx = self.temporary(numel, itemsize, "aten::mul")
             self.run("aten::mul", gradients[0], opened[0], whole)
-            self.run("aten::mul", gradients[0], opened[1], dx)
+            self.run("aten::mul", gradients[0], opened[1], dx, path=path)
             del opened
             dy = self.tape.tensor(small, itemsize, "aten::sum", gradient)
             self.run("aten::sum", whole, dy)
@@ -158,19 +171,19 @@ class Operators:
         return self.record(out, [x, y], [x, y], backward)
 
     def neg(self, x: Tensor) -> Tensor:
-        """aten::neg (NegBackward0)."""
+        """aten::neg of a half of each head, as its gradient is (NegBackward0)."""
 
         def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
             dx = self.temporary(gradients[0].numel, gradients[0].itemsize, "aten::neg")
-            self.run("aten::neg", gradients[0], dx)
+            self.run("aten::neg", gradients[0], dx, path=STRIDED)
             return (dx,)
 
-        out = self.elementwise("aten::neg", x.numel, x.itemsize, x)
+        out = self.elementwise("aten::neg", x.numel, x.itemsize, x, path=STRIDED)
         return self.record(out, [x], [], backward)
 
     def cat(self, x: Tensor, y: Tensor) -> Tensor:
-        """aten::cat of two; the gradients are slices of the output's (CatBackward0)."""
-        out = self.elementwise("aten::cat", x.numel + y.numel, x.itemsize, x, y)
+        """aten::cat of two halves of each head; the gradients are slices of the output's (CatBackward0)."""
+        out = self.elementwise("aten::cat", x.numel + y.numel, x.itemsize, x, y, path=STRIDED)
         numels = x.numel, y.numel
 
         def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
@@ -178,15 +191,15 @@ class Operators:
 
         return self.record(out, [x, y], [], backward)
 
-    def split(self, x: Tensor, numels: Sequence[int]) -> list[Tensor]:
-        """aten::split into views; their gradients are concatenated (SplitBackward0)."""
+    def split(self, x: Tensor, numels: Sequence[int], path: str = "") -> list[Tensor]:
+        """aten::split into views; their gradients are concatenated (SplitBackward0), ``path`` says how."""
         numel, itemsize = x.numel, x.itemsize
         if not self.tape.grad_enabled or x.node is None:
             return [x.view(part) for part in numels]
 
         def backward(_saved: Saved, _gradients: list[Tensor]) -> Gradients:
             whole = self.temporary(numel, itemsize, "aten::cat")
-            self.run("aten::cat", whole, whole)
+            self.run("aten::cat", whole, whole, path=path)
             return (whole,)
 
         node = operator_node(self.tape, backward, [x], [], len(numels))
@@ -200,10 +213,10 @@ class Operators:
 
         def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
             cast = self.tape.tensor(gradients[0].numel, before, "aten::_to_copy", gradient)
-            self.run("aten::_to_copy", gradients[0], cast)
+            self.run("aten::_to_copy", gradients[0], cast, path=copy_path(gradients[0].itemsize, before))
             return (cast,)
 
-        out = self.elementwise("aten::_to_copy", x.numel, itemsize, x)
+        out = self.elementwise("aten::_to_copy", x.numel, itemsize, x, path=copy_path(before, itemsize))
         return self.record(out, [x], [], backward)
 
     def activation(self, name: str, x: Tensor) -> Tensor:
@@ -322,15 +335,15 @@ class Operators:
         out: Tensor = make() if kept is None else kept.output(name, make)
         return out
 
-    def elementwise(self, name: str, numel: int, itemsize: int, *inputs: Tensor) -> Tensor:
+    def elementwise(self, name: str, numel: int, itemsize: int, *inputs: Tensor, path: str = "") -> Tensor:
         """Issue an operator that reads each input once and writes one output, which checkpointing may keep."""
         if self.tape.kept is None:
-            return self._elementwise(name, numel, itemsize, inputs)
-        return self.saved_output(name, partial(self._elementwise, name, numel, itemsize, inputs))
+            return self._elementwise(name, numel, itemsize, inputs, path)
+        return self.saved_output(name, partial(self._elementwise, name, numel, itemsize, inputs, path))
 
-    def _elementwise(self, name: str, numel: int, itemsize: int, inputs: tuple[Tensor, ...]) -> Tensor:
+    def _elementwise(self, name: str, numel: int, itemsize: int, inputs: tuple[Tensor, ...], path: str) -> Tensor:
         out = self.tape.tensor(numel, itemsize, name)
-        self.run(name, *inputs, out)
+        self.run(name, *inputs, out, path=path)
         return out
 
     def embedding(self, indices: Tensor, weight: Parameter, out_numel: int) -> Tensor:
@@ -344,7 +357,8 @@ class Operators:
             _workspace = self.scratch(before, "Embedding.cu")
             dw = self.tape.tensor(numel, itemsize, "aten::embedding_dense_backward", Category.GRADIENTS)
             _workspace += self.scratch(after, "EmbeddingBackwardKernel.cu")
-            self.tape.kernel("aten::embedding_dense_backward", (numel + 3 * out_numel) * itemsize, itemsize)
+            num_bytes = (numel + 3 * out_numel) * itemsize
+            self.tape.kernel("aten::embedding_dense_backward", num_bytes, itemsize, elements=out_numel)
             return (dw,)
 
         return self.record(out, [weight], [indices], backward)
@@ -352,7 +366,7 @@ class Operators:
     def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
         """aten::add of S, D to B, S, D: the positions' gradient is summed over the batch (sum_to_size)."""
         out = self.like(x, "aten::add")
-        self.run("aten::add", x, positions, out)
+        self.run("aten::add", x, positions, out, path=STRIDED if x.numel > positions.numel else "")
         numel = positions.numel
 
         def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:

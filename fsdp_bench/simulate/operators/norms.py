@@ -7,6 +7,7 @@ from fsdp_bench.simulate.events import Category
 from fsdp_bench.simulate.operators.core import Operators, Parameter, Saved
 from fsdp_bench.simulate.operators.kernels import FP32
 from fsdp_bench.simulate.tape import Tensor
+from fsdp_bench.spec.pointwise import STRIDED
 
 
 def rms_norm(op: Operators, x: Tensor, weight: Parameter) -> Tensor:
@@ -50,7 +51,7 @@ def _reciprocal_root(op: Operators, x: Tensor, rows: int) -> Tensor:
         power = op.temporary(numel, FP32, "aten::pow")
         doubled = op.temporary(numel, FP32, "aten::mul")
         dx = op.temporary(numel, FP32, "aten::mul")
-        op.run("aten::div", spread, spread)
+        op.run("aten::div", spread, spread, path=STRIDED)
         op.run("aten::pow", power, power)
         op.run("aten::mul", power, doubled)
         op.run("aten::mul", doubled, spread, dx)

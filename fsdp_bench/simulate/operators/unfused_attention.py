@@ -9,6 +9,7 @@ from fsdp_bench.simulate.autograd import Gradients, operator_node
 from fsdp_bench.simulate.operators.core import Operators, Saved
 from fsdp_bench.simulate.operators.kernels import BOOL, FP32
 from fsdp_bench.simulate.tape import Tensor
+from fsdp_bench.spec.pointwise import STRIDED
 
 
 class _Sizes(NamedTuple):
@@ -47,7 +48,7 @@ def repeat_heads(op: Operators, x: Tensor, times: int) -> Tensor:
         return (op.temporary(numel, gradients[0].itemsize, "aten::sum"),)
 
     out = op.like(x, "aten::clone", numel * times)
-    op.run("aten::clone", x, out)
+    op.run("aten::clone", x, out, path=STRIDED)
     return op.record(out, [x], [], backward)
 
 
@@ -65,9 +66,9 @@ def _scale(op: Operators, x: Tensor) -> Tensor:
 def _add_mask(op: Operators, weights: Tensor, mask: Tensor) -> Tensor:
     """Add the mask in place, but where selective checkpointing's mode watches (areAnyTensorSubclassLike)."""
     if op.tape.kept is None:
-        op.run("aten::add_", weights, weights, mask)
+        op.run("aten::add_", weights, mask, weights, path=STRIDED)
         return weights
-    out = op.elementwise("aten::add", weights.numel, FP32, weights, mask)
+    out = op.elementwise("aten::add", weights.numel, FP32, weights, mask, path=STRIDED)
     out.node, out.output = weights.node, weights.output  # AddBackward0 passes the gradient on
     return out
 
@@ -89,7 +90,7 @@ def _causal_mask(op: Operators, length: int) -> Tensor:
 def _copied(op: Operators, x: Tensor) -> Tensor:
     """Expand and reshape in at::matmul: a copy head by head, whose gradient is the copy's own."""
     out = op.like(x, "aten::clone")
-    op.run("aten::clone", x, out)
+    op.run("aten::clone", x, out, path=STRIDED)
     return op.record(out, [x], [], lambda _saved, gradients: (gradients[0],))
 
 
@@ -111,7 +112,7 @@ def _weighted(op: Operators, weights: Tensor, v: Tensor, sizes: _Sizes, are_copi
     def backward(_saved: Saved, gradients: list[Tensor]) -> Gradients:
         if not sizes.is_one_by_one:
             return (gradients[0],)
-        op.run("aten::clone", gradients[0], gradients[0])
+        op.run("aten::clone", gradients[0], gradients[0], path=STRIDED)
         return (op.temporary(gradients[0].numel, FP32, "aten::clone"),)
 
     return op.record(out.detach(), [out], [], backward)

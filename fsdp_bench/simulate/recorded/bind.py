@@ -26,6 +26,7 @@ from fsdp_bench.simulate.recorded.instructions import (
 )
 from fsdp_bench.simulate.recorded.references import Scope, StandIn, Unrolled
 from fsdp_bench.spec.checkpointing_policy import OPERATORS
+from fsdp_bench.spec.pointwise import CASTING, STRIDED
 from fsdp_bench.spec.recording.formula import evaluate
 from fsdp_bench.spec.recording.model import RecordedModel
 from fsdp_bench.spec.recording.own_loss import LOSS, with_loss
@@ -410,6 +411,8 @@ def run_of(
     dims, num_bytes = tuple(numbers[dim] for dim in operator.dims), numbers[operator.num_bytes]
     results = tuple(numbers[each.num_bytes] for each in operator.makes)
     work = work_of(name, layout, dims, num_bytes, operator.itemsize)
+    if name == "aten::slice_backward" and results:
+        work = slice_backward(num_bytes - results[0], results[0], operator.itemsize)
     return Run(
         name=name,
         event=None if work is None else Event(Kind.KERNEL, -1, label=work.name, work=work),
@@ -420,8 +423,16 @@ def run_of(
     )
 
 
+def slice_backward(gradient_bytes: int, result_bytes: int, itemsize: int) -> Work:
+    """Return the work of aten::slice_backward: zeros, and the gradient's copy to its place among them."""
+    num_bytes, elements = 2 * gradient_bytes + result_bytes, gradient_bytes // itemsize
+    return Work("aten::slice_backward", num_bytes, (), itemsize, path=STRIDED, elements=elements)
+
+
 def work_of(name: str, layout: str, dims: tuple[int, ...], num_bytes: int, itemsize: int) -> Work | None:
     """Return what an operator computes and moves; None for one that does neither."""
+    if layout.startswith((STRIDED, CASTING)):
+        return Work(name, num_bytes, (), itemsize, path=layout, elements=dims[0])
     if layout:
         return Work(f"aten::mm {layout}", num_bytes, dims, itemsize)
     if name.startswith((_ATTENTION, _FLASH_ATTN)):
@@ -432,4 +443,5 @@ def work_of(name: str, layout: str, dims: tuple[int, ...], num_bytes: int, items
             return Work(name, num_bytes, attention, itemsize)
         kind = "efficient_attention" if name.startswith(_EFFICIENT_ATTENTION) else "attention"
         return Work(f"aten::scaled_dot_product_{kind}{ending}", num_bytes, attention, itemsize)
-    return Work(name, num_bytes, (), itemsize) if num_bytes else None
+    elements = dims[0] * dims[2] if name == "aten::embedding_dense_backward" and dims else 0
+    return Work(name, num_bytes, (), itemsize, elements=elements) if num_bytes else None

@@ -19,6 +19,7 @@ from fsdp_bench.simulate.operators.core import Operators, Saved
 from fsdp_bench.simulate.operators.kernel_workspaces import Workspace
 from fsdp_bench.simulate.operators.kernels import INT64
 from fsdp_bench.simulate.tape import Storage, Tensor
+from fsdp_bench.spec.pointwise import STRIDED
 from fsdp_bench.spec.recording.own_loss import LOSS
 
 Edge = tuple[Any, int] | None
@@ -436,7 +437,7 @@ def next_tokens(op: Operators, batch: int, length: int) -> Tensor:
     if batch == 1:
         return padded.view(length)
     targets = op.tape.tensor(batch * length, INT64, "aten::clone")
-    op.run("aten::clone", targets, targets)
+    op.run("aten::clone", targets, targets, path=STRIDED)
     return targets
 
 

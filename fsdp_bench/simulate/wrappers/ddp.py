@@ -142,7 +142,7 @@ class Ddp(Bare):
             if self.sizes.casts_back:
                 self.op.tape.storage(num_bytes, "_compress_hook", Category.REDUCTION_BUFFERS)
                 sizes = self.sizes
-                self.op.tape.kernel("aten::_to_copy", self._waiting_numel * (sizes.store + sizes.reduce), sizes.store)
+                self.op.tape.cast(self._waiting_numel, sizes.store, sizes.reduce)
             self.op.tape.start_collective("all_reduce", "world", num_bytes)
             self._waiting_numel, self._bucket_limit = 0, _BUCKET_BYTES
         if is_last:

@@ -286,7 +286,7 @@ class FlatParamHandle:
             if wrapper.offload:
                 tape.storage(numel * sizes.store, "_local_shard.to", category, stream)
                 wrapper.copy("to_device", numel * sizes.store, stream)
-            tape.kernel("aten::_to_copy", numel * (sizes.store + sizes.compute), sizes.store, stream)
+            tape.cast(numel, sizes.store, sizes.compute, stream)
             if wrapper.is_sharded:
                 self.tape.record_stream(shard, Stream.ALL_GATHER)
             return shard
@@ -488,7 +488,7 @@ class FlatParamHandle:
             if self.sizes.casts_back:
                 numel, label = self.layout.numel, "_cast_grad_to_param_dtype"
                 self.grad = self._reduction(numel, self.sizes.store, label, Category.GRADIENTS)
-                self._run("aten::_to_copy", numel * (self.sizes.reduce + self.sizes.store), self.sizes.reduce)
+                self.tape.cast(numel, self.sizes.reduce, self.sizes.store, Stream.REDUCE_SCATTER)
             self.grad_dtype = precision.store
             assert self.grad is not None
             wrapper.offload_gradient(self.grad, Stream.REDUCE_SCATTER)

@@ -135,7 +135,7 @@ class ParamGroup:
             self.tape.copy("to_device", numel * sizes.store, stream)
         if sizes.casts:
             moved = self._unsharded_storage(numel * sizes.compute, stream)
-            self.tape.kernel("aten::_to_copy", numel * (sizes.store + sizes.compute), sizes.store, stream)
+            self.tape.cast(numel, sizes.store, sizes.compute, stream)
         return moved
 
     def _unsharded_storage(self, num_bytes: int, stream: Stream) -> Storage:
@@ -331,8 +331,7 @@ class ParamGroup:
                 param.accumulated_grad = self.tape.tensor(
                     gradient.numel, sizes.reduce, "to_accumulated_grad_if_needed", Category.GRADIENTS
                 )
-                num_bytes = gradient.numel * (sizes.compute + sizes.reduce)
-                self.tape.kernel("aten::_to_copy", num_bytes, sizes.compute)
+                self.tape.cast(gradient.numel, sizes.compute, sizes.reduce)
             del gradient
 
     def _copy_in(self, gradients: list[Tensor], dtype: str) -> None:
@@ -380,7 +379,7 @@ class ParamGroup:
             self.all_reduce_state = output
         if sizes.casts_back:
             output = tape.storage(self.reduced_numel * sizes.store, "_to_dtype_if_needed", kept, after)
-            tape.kernel("aten::_to_copy", self.reduced_numel * (sizes.reduce + sizes.store), sizes.reduce, after)
+            tape.cast(self.reduced_numel, sizes.reduce, sizes.store, after)
         self._accumulate(output, after)
         wrapper.reduce_scatter_states.append(reduce_input)
         del last

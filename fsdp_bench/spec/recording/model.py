@@ -15,6 +15,7 @@ from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Gpu
 from fsdp_bench.spec.lora import LoRA
 from fsdp_bench.spec.model import ModelShape
+from fsdp_bench.spec.pointwise import CASTING, STRIDED
 from fsdp_bench.spec.recording.config import HIDDEN
 from fsdp_bench.spec.recording.formula import evaluate, symbols_of
 from fsdp_bench.spec.recording.recorded import RecordedCode, Variant
@@ -73,7 +74,7 @@ class _Counting:
     def _operator(self, operator: Operator) -> float:
         dims = [self._numbers[size] for size in operator.dims]
         name, layout, _ = operator_name(self._variant.names[operator.name])
-        if layout:
+        if layout and not layout.startswith((STRIDED, CASTING)):
             m, n, k = dims
             return 2 * m * n * k
         if "attention" in name:

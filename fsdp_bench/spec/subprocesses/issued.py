@@ -49,6 +49,8 @@ class IssuedOperator(DispatchedOperator, frozen=True, tag="operator", kw_only=Tr
 
     is_recomputed: bool
     """Whether activation checkpointing ran it again."""
+    is_pointwise: bool = False
+    """Whether PyTorch tags it ``pointwise``."""
     stream: int
     """The stream of its first launch, as the stand-in counts them."""
 

@@ -7,18 +7,24 @@ attention and its backward       batch, heads, key-value heads, length of the qu
 aten::embedding_dense_backward   indices, rows, columns; 1 where the gradient is copied because it is not contiguous
 aten::sum over rows              rows, columns
 aten::_safe_softmax              rows, columns
+pointwise, without vectors       elements, and in the name why (spec/pointwise.py): aten::mul strided
 any other                        nothing: the bytes that it reads and writes decide
 """
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from fsdp_bench.spec.pointwise import COPIES, STRIDED, Operand, is_strided_cat, path_of
 from fsdp_bench.train.recording.formulas import Size
 
-_MAKES_ONLY = ("aten::empty", "aten::new_empty", "aten::detach", "aten::lift_fresh", "aten::alias")
+_MAKES_ONLY = (
+    *("aten::empty", "aten::new_empty", "aten::detach", "aten::lift_fresh", "aten::alias"),
+    *("aten::_unsafe_view", "prim::device"),
+)
 """Operators that read and write nothing."""
 
 
@@ -37,8 +43,7 @@ def work_of(func: Any, args: Any, result: Any) -> tuple[str, Size, int, list[Siz
     name = func.name().partition(".")[0]
     if is_view(func) or name.startswith(_MAKES_ONLY):
         return None
-    read = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
-    written = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+    read, written = _tensors(args), _tensors(result)
     tensors = [*read, *(tensor for tensor in written if all(tensor is not other for other in read))]
     if not tensors:
         return None
@@ -47,8 +52,35 @@ def work_of(func: Any, args: Any, result: Any) -> tuple[str, Size, int, list[Siz
         (*(n for n, stride in zip(t.shape, t.stride(), strict=True) if stride or n == 1), t.element_size())
         for t in tensors
     )
-    label, dims = _DIMS[name](name, args, result) if name in _DIMS else (name, [])
+    label, dims = _DIMS.get(name, _pointwise)(name, args, result)
+    if torch.Tag.pointwise not in func.tags and name not in (*COPIES, *_DIMS):
+        label, dims = name, []
     return label, num_bytes, itemsize, dims
+
+
+def _pointwise(name: str, args: Any, result: Any) -> tuple[str, list[Size]]:
+    written = next(iter(_tensors(result)), None)
+    read = [
+        one
+        for one in _tensors(args[1:2] if name == "aten::copy_" else args)
+        if one.dim() or getattr(one, "fake_device", one.device).type != "cpu"
+    ]
+    path = "" if written is None else path_of(name, list(map(_operand, read)), _operand(written))
+    return (f"{name} {path}", [Size.product(*written.shape)]) if path and written is not None else (name, [])
+
+
+def _cat(name: str, args: Any, result: Any) -> tuple[str, list[Size]]:
+    read = [_operand(one) for one in args[0] if one.numel()]
+    is_strided = is_strided_cat(read, _operand(result), result.element_size())
+    return (f"{name} {STRIDED}", [Size.product(*result.shape)]) if is_strided else (name, [])
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _operand(tensor: Tensor) -> Operand:
+    return Operand(tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride())), str(tensor.dtype)[6:])
 
 
 def _layout(*matrices: Tensor) -> str:
@@ -146,6 +178,7 @@ _DIMS: dict[str, Callable[[str, Any, Any], tuple[str, list[Size]]]] = {
     "flash_attn::flash_attn_func": _flash_attn,
     "flash_attn::flash_attn_func_backward": _flash_attn,
     "aten::embedding_dense_backward": _embedding,
+    "aten::cat": _cat,
     "aten::sum": _sum,
     "aten::_safe_softmax": _rows,
 }

@@ -9,7 +9,7 @@ from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.catalog.lookup import find_placement
 from fsdp_bench.plan.rehearsed_time.answer import RehearsedTime, rehearsed_time_document, rehearsed_times, why_no_time
 from fsdp_bench.rates.collectives import collective_seconds, topology_of_ranks
-from fsdp_bench.rates.datasheet import LAUNCH_SECONDS, MEMORY_EFFICIENCY
+from fsdp_bench.rates.datasheet import KERNEL_SECONDS, LAUNCH_SECONDS, MEMORY_EFFICIENCY
 from fsdp_bench.rates.scaled import SCALED, product_flops_per_second
 from fsdp_bench.replay.step_parts import StepPart
 from fsdp_bench.spec.calibration_profile import Scaling
@@ -36,7 +36,7 @@ def answer(
 def test_an_operator_takes_its_bytes_over_the_memorys_bandwidth(step: StepWriter) -> None:
     step.operator("aten::neg", (step.tensor(10**9),), self=(step.tensor(10**9),))
     found = answer(step)
-    seconds = 4e9 / (3.35e12 * MEMORY_EFFICIENCY)  # an H100's 3.35 TB/s
+    seconds = 4e9 / (3.35e12 * MEMORY_EFFICIENCY) + KERNEL_SECONDS  # an H100's 3.35 TB/s
     assert found.time.step_seconds == pytest.approx(seconds + LAUNCH_SECONDS)
     assert found.waiting_for_host_seconds == pytest.approx(LAUNCH_SECONDS)
     assert found.host_seconds == pytest.approx(LAUNCH_SECONDS)
@@ -72,7 +72,9 @@ def test_without_a_server_collectives_are_unknown_and_all_else_has_its_time(step
     found = answer(step, server=None)
     assert found.unknown == {"all_gather of 8 ranks": 1}
     assert (found.time.step_seconds, found.mfu, found.tokens_per_second_per_gpu) == (None, None, None)
-    assert found.at_least_seconds == pytest.approx(4e6 / (3.35e12 * MEMORY_EFFICIENCY) + LAUNCH_SECONDS)
+    assert found.at_least_seconds == pytest.approx(
+        4e6 / (3.35e12 * MEMORY_EFFICIENCY) + KERNEL_SECONDS + LAUNCH_SECONDS
+    )
 
 
 def phases(step: StepWriter) -> None:
@@ -162,12 +164,12 @@ def test_the_cuda_of_the_rehearsed_torch_decides_how_fast_it_multiplies_and_whic
     seconds = {
         cuda: {part.name: part.seconds for part in answer(step, cuda=cuda).parts} for cuda in ("12.1", "12.8", "13.0")
     }
-    products = {cuda: found["aten::mm nn"] for cuda, found in seconds.items()}
+    products = {cuda: found["aten::mm nn"] - KERNEL_SECONDS for cuda, found in seconds.items()}
     assert products["12.8"] == pytest.approx(products["13.0"])
     assert products["12.1"] / products["13.0"] == pytest.approx(
         gpu.matmul_efficiency / gpu.older_cublas.matmul_efficiency
     )
-    attention = {cuda: found["aten::scaled_dot_product_attention"] for cuda, found in seconds.items()}
+    attention = {cuda: found["aten::scaled_dot_product_attention"] - KERNEL_SECONDS for cuda, found in seconds.items()}
     assert attention["12.1"] == pytest.approx(attention["12.8"])
     assert attention["12.8"] / attention["13.0"] == pytest.approx(591 / 319)
 

@@ -53,7 +53,8 @@ WORK: dict[str, tuple[str, dict[str, Any], dict[str, Any], Work]] = {
     ),
     "an overwritten operand is not read": (
         "aten::copy_",
-        {"self": fp32(10), "src": bf16(10)}, {"written": ("self",)}, Work("aten::copy_", 40 + 20, (), 4),
+        {"self": fp32(10), "src": bf16(10)}, {"written": ("self",)},
+        Work("aten::copy_", 40 + 20, (), 4, path="casting", elements=10),
     ),
     "a tensor made from another's shape does not read it": (
         "aten::new_zeros",
@@ -65,7 +66,8 @@ WORK: dict[str, tuple[str, dict[str, Any], dict[str, Any], Work]] = {
     ),
     "an expanded tensor is read once": (
         "aten::clone",
-        {"": bf16(4, 10), "self": bf16(4, 10, strides=(0, 1))}, {}, Work("aten::clone", 20 + 80, (), 2),
+        {"": bf16(4, 10), "self": bf16(4, 10, strides=(0, 1))}, {},
+        Work("aten::clone", 20 + 80, (), 2, path="strided", elements=40),
     ),
     "an embedding reads only the rows that it looks up": (
         "aten::embedding",

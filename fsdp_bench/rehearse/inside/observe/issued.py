@@ -131,7 +131,12 @@ class IssuedWork:
         except Exception:  # shapes of nested tensors, say
             return {"kind": "kernel", "name": str(func), "stream": -1}
         return (
-            {"kind": "operator", **document, "is_recomputed": self._is_recomputed}
+            {
+                "kind": "operator",
+                **document,
+                "is_recomputed": self._is_recomputed,
+                "is_pointwise": torch.Tag.pointwise in getattr(func, "tags", ()),
+            }
             if on_gpu
             else {"kind": "host", **document}
         )
