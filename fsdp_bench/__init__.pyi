@@ -12,11 +12,13 @@ from fsdp_bench.plan.check import CheckResult as CheckResult
 from fsdp_bench.plan.check import check as check
 from fsdp_bench.plan.compare.comparison import Comparison as Comparison
 from fsdp_bench.plan.compare.comparison import compare as compare
+from fsdp_bench.plan.measured_run import read_run as read_run
 from fsdp_bench.plan.prediction import Prediction as Prediction
 from fsdp_bench.plan.purchase.planner import Plan as Plan
 from fsdp_bench.plan.purchase.planner import plan_training as plan_training
 from fsdp_bench.plan.rehearsal import Rehearsal as Rehearsal
 from fsdp_bench.plan.rehearse_command import rehearse_command as rehearse_command
+from fsdp_bench.plan.scaling import scale_rates as scale_rates
 from fsdp_bench.plan.script.each import rehearse as rehearse
 from fsdp_bench.plan.script.largest import LargestValue as LargestValue
 from fsdp_bench.plan.script.largest import largest_value as largest_value
@@ -24,6 +26,8 @@ from fsdp_bench.plan.script.purchase import plan_command as plan_command
 from fsdp_bench.plan.search.search import LargestModel as LargestModel
 from fsdp_bench.rehearse.run import RehearsalError as RehearsalError
 from fsdp_bench.spec.calibration_profile import Profile as Profile
+from fsdp_bench.spec.calibration_profile import Scaling as Scaling
+from fsdp_bench.spec.calibration_profile import read_calibration as read_calibration
 from fsdp_bench.spec.calibration_profile import read_profile as read_profile
 from fsdp_bench.spec.errors import FsdpBenchError as FsdpBenchError
 from fsdp_bench.spec.errors import MachineError as MachineError

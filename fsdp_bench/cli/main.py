@@ -31,7 +31,7 @@ COMMANDS = {
     "predict": "Predict memory, time and fit of one or several setups.",
     "compare": "Say which bytes and milliseconds differ between two setups, results or scripts, and why.",
     "max-size": "Find the largest model, batch or sequence that fits, or the fewest GPUs.",
-    "calibrate": "Measure this machine's rates, so that predictions use them.",
+    "calibrate": "Measure this machine's rates, or scale a datasheet's by a run of yours.",
     "validate": "Compare predictions with your own results, measured or rehearsed.",
     "servers": "Print the catalogue's servers and GPUs, with sources.",
     "models": "Print the catalogue's models, with sources.",

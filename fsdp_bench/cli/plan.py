@@ -1,9 +1,11 @@
 """``fsdp-bench plan``: which servers, how many, which setting, how long, at what price."""
 
+from pathlib import Path
+
 import click
 
 from fsdp_bench.catalog.loader import load_user_catalog
-from fsdp_bench.cli.common.assumptions import headroom_option
+from fsdp_bench.cli.common.assumptions import calibration_option, headroom_option
 from fsdp_bench.cli.common.exports import Export, export_options
 from fsdp_bench.cli.common.options import SetupCommand, SetupOptions, setup_options
 from fsdp_bench.cli.common.printing import print_json, print_text
@@ -12,6 +14,7 @@ from fsdp_bench.plan.purchase.beyond import MOST_NODES
 from fsdp_bench.plan.purchase.document import document
 from fsdp_bench.plan.purchase.goal import Goal, read_terms
 from fsdp_bench.plan.purchase.planner import NODES, kinds_of, plan
+from fsdp_bench.rates.scaled import read_scaling
 from fsdp_bench.report.terminal import new_console
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.errors import ExitCode, SpecError, shown
@@ -38,6 +41,7 @@ _WITHOUT = (
     "--tariff", metavar="on-demand|reserved|spot", help="Which of the catalogue's prices counts.  [default: on-demand]"
 )
 @headroom_option
+@calibration_option
 @export_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: bytes, seconds, prices.")
 def command(
@@ -45,6 +49,7 @@ def command(
     server: tuple[str, ...],
     nodes: str | None,
     export: Export | None,
+    calibration: Path | None,
     as_json: bool,
     **stated: str | None,
 ) -> int:
@@ -68,7 +73,8 @@ def command(
     counts = parse_nodes(nodes) if nodes is not None else NODES
     fixed, open_fields = read_choices(options)
     model = read_model(options)
-    goal = Goal(model=model, other=read_other_code(options, model), fixed=fixed, open=open_fields, **vars(terms))
+    other, scaling = read_other_code(options, model), None if calibration is None else read_scaling(calibration)
+    goal = Goal(model=model, other=other, fixed=fixed, open=open_fields, calibration=scaling, **vars(terms))
     kinds = kinds_of(catalog, [word for name in server for word in name.split(",")])
     with new_console(error=True).status("searching") as status:
         found = plan(goal, kinds, counts, lambda what: status.update(f"searching {what}"))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fsdp_bench.catalog.loader import load_user_catalog
-from fsdp_bench.cli.common.assumptions import gpu_memory_option, headroom_option
+from fsdp_bench.cli.common.assumptions import calibration_option, gpu_memory_option, headroom_option
 from fsdp_bench.cli.common.interrupts import INTERRUPTED
 from fsdp_bench.cli.common.lists import Count
 from fsdp_bench.cli.common.options import FILE
@@ -121,6 +121,7 @@ class Files:
     metavar="N",
     help="With --time: tokens of one rank in an optimizer step. By default as many as its embedding looks up.",
 )
+@calibration_option
 @click.option(
     "--timeout",
     type=float,

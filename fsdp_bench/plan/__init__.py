@@ -7,6 +7,8 @@ Read in this order:
     parallel.py           a function of several items at once, on all cores
     estimate.py           predicts memory, live and reserved
     speed.py              predicts step time, tokens per second, MFU
+    measured_run.py       what a user's own run took, from a number, a log or a trace
+    scaling.py            rates scaled by such a run
     ranges.py             how far predictions of speed have been from published runs
     headroom.py           GPU memory that is kept free for CUDA and NCCL; --gpu-memory, --headroom, --cuda
     defaults.py           what is assumed if the user does not state it, by whose code it is

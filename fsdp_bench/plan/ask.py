@@ -27,7 +27,7 @@ from fsdp_bench.plan.search.fit import FitCheck
 from fsdp_bench.plan.search.quantity import size_ladder
 from fsdp_bench.plan.search.search import LargestModel, find_largest
 from fsdp_bench.replay.host_memory import Build
-from fsdp_bench.spec.calibration_profile import Profile, read_profile
+from fsdp_bench.spec.calibration_profile import Calibration, Profile, Scaling, read_calibration
 from fsdp_bench.spec.checked import build as build_checked
 from fsdp_bench.spec.checked import read
 from fsdp_bench.spec.errors import SpecError, not_allowed
@@ -58,7 +58,7 @@ def estimate(
     gpus_per_node: int | None = None,
     gpu_memory: str | int | None = None,
     headroom: str | int | None = None,
-    calibration: str | Path | Profile | None = None,
+    calibration: str | Path | Calibration | None = None,
     cuda: str | None = None,
     **setup_fields: Unpack[SetupFields],
 ) -> Prediction:
@@ -93,7 +93,7 @@ def estimate(
         gpu_memory: usable memory of a GPU, ``"24GiB"`` or bytes, instead of the catalogue's.
         headroom: memory kept free on each GPU for the CUDA context and NCCL, ``"2GiB"`` or bytes, instead of what
             headroom.py derives and assumes.
-        calibration: the file or Profile that ``fsdp-bench calibrate`` made, instead of the datasheet.
+        calibration: the file, Profile or Scaling that ``fsdp-bench calibrate`` made, instead of the datasheet.
         cuda: version of CUDA of the torch in use, ``"12.1"``, which decides how fast its cuBLAS multiplies and which
             attention it takes; by default a recent one.
         setup_fields: fields of TrainSetup by name, enums also as text (case-insensitive). They override ``setup``.
@@ -127,8 +127,8 @@ def estimate(
     if kernels not in KERNELS:
         raise not_allowed("kernels", kernels, tuple(KERNELS))
     if isinstance(calibration, str | Path):
-        calibration = read_profile(Path(calibration))
-    profile = read(Profile | None, calibration, "calibration")
+        calibration = read_calibration(Path(calibration))
+    profile = calibration if isinstance(calibration, Scaling) else read(Profile | None, calibration, "calibration")
     where = as_stated(where, gpu_memory, profile, cuda)
     kept = stated_headroom(headroom, where)
     built = Build(read(Literal["meta", "rank-0", "every-rank"], str(build), "build"))

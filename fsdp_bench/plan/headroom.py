@@ -13,7 +13,7 @@ from datetime import date
 from msgspec.structs import replace
 
 from fsdp_bench.rates.communicators import Communicators
-from fsdp_bench.spec.calibration_profile import Profile
+from fsdp_bench.spec.calibration_profile import Calibration, Profile
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Gpu, Hardware, Source
 from fsdp_bench.spec.units import GIB, format_gib, parse_bytes
@@ -59,7 +59,7 @@ def headroom_of(gpu: Gpu | None, communicators: Communicators, stated_bytes: int
 
 
 def as_stated(
-    hardware: Hardware | None, gpu_memory: str | int | None, profile: Profile | None, cuda: str | None
+    hardware: Hardware | None, gpu_memory: str | int | None, profile: Calibration | None, cuda: str | None
 ) -> Hardware | None:
     """Return hardware with what is stated of its GPU: the usable memory, a calibration's context, a version of CUDA.
 
@@ -72,7 +72,7 @@ def as_stated(
     return hardware if cuda is None else with_cuda(hardware, cuda)
 
 
-def sized(hardware: Hardware | None, gpu_memory: str | int | None, profile: Profile | None) -> Hardware:
+def sized(hardware: Hardware | None, gpu_memory: str | int | None, profile: Calibration | None) -> Hardware:
     """Return the hardware with its GPU's usable memory: as the catalogue has it, or ``gpu_memory``.
 
     A CUDA context that a calibration of the same GPU measured is subtracted.
@@ -129,13 +129,13 @@ def with_cuda(hardware: Hardware | None, version: str) -> Hardware:
     return replace(hardware, gpu=hardware.gpu.with_cuda(version))
 
 
-def without_context(hardware: Hardware, profile: Profile | None) -> Hardware:
+def without_context(hardware: Hardware, profile: Calibration | None) -> Hardware:
     """Subtract the CUDA context from the GPU's usable memory, if a calibration of the same GPU measured it.
 
     Raises SpecError if the context is as large as the usable memory.
     """
     gpu = hardware.gpu
-    if profile is None or profile.device_name not in gpu.product_names:
+    if not isinstance(profile, Profile) or profile.device_name not in gpu.product_names:
         return hardware
     if gpu.context_bytes is not None:  # `doctor --as-catalog --calibration` has subtracted it
         return hardware

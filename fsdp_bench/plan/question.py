@@ -25,7 +25,7 @@ from fsdp_bench.simulate.operators.kernels import Kernels, kernels_on, prefers_c
 from fsdp_bench.simulate.optimizers.torch_optim import why_optimizer_is_not_predicted
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
-from fsdp_bench.spec.calibration_profile import Profile
+from fsdp_bench.spec.calibration_profile import Calibration, Profile
 from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.lora import LARGEST_FUSED_PRODUCT
 from fsdp_bench.spec.recording.model import Model, RecordedModel, code_of, lora_of
@@ -43,7 +43,7 @@ class Question:
     """``cuda`` or ``cpu``: the device whose kernels run."""
     build: Build = Build.META
     expandable_segments: bool = False
-    profile: Profile | None = None
+    profile: Calibration | None = None
     """A calibration that predicts time instead of the datasheet."""
     headroom_bytes: int | None = None
     """Memory kept free on each GPU for the CUDA context and NCCL. None: what headroom.py derives and assumes."""
@@ -191,7 +191,8 @@ def notes_of(question: Question, why_eager: str | None) -> tuple[str, ...]:
     if window is not None and setup.sequence_length > window:
         notes.append(sliding_window_note(window))
     hardware = question.hardware
-    if question.is_on_gpu and question.profile is None and hardware is not None and socket_is_assumed(hardware):
+    is_measured = isinstance(question.profile, Profile)
+    if question.is_on_gpu and not is_measured and hardware is not None and socket_is_assumed(hardware):
         notes.append(
             f"nobody documents which GPUs of a {hardware.name} share a processor, or what joins its"
             " processors: that is taken to be no slower than PCIe"

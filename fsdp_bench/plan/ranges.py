@@ -6,11 +6,12 @@ tools.validate.published.ranges`` prints it anew, and a test holds it equal to w
 
 from functools import cache
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from fsdp_bench.spec.hardware import Gpu
+from fsdp_bench.spec.calibration_profile import Calibration, Profile, Scaling
+from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.setup import Float8, Offload, TrainSetup
 
 
@@ -53,12 +54,18 @@ class ScriptErrors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpus: tuple[str, ...]
 
 
+OwnRunKind = Literal["one node", "several nodes", "otherwise"]
+"""Two runs on one node each, or on several each, both compiled or both eager; or runs that differ in this."""
+
+
 class PredictionErrors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The errors of speed, of peaks by ``eager`` and ``compiled``, and of rehearsed scripts."""
 
     speed: SpeedErrors
     memory: dict[str, Errors]
     scripts: ScriptErrors
+    own_run: dict[OwnRunKind, Errors] = {}
+    """Of speed, with rates scaled by another run of the same publisher on the same GPU; by how alike the two are."""
 
 
 class Range(NamedTuple):
@@ -108,6 +115,39 @@ def range_of(gpu: Gpu, setup: TrainSetup, is_over_pcie: bool = False) -> Range |
     if gpu.older_cublas is not None and not gpu.has_older_cublas:
         because += f"; those on {gpu.name} are taken to have had CUDA before {gpu.older_cublas.before_cuda} (--cuda)"
     return Range(slowest, fastest, because)
+
+
+def speed_range(
+    hardware: Hardware, setup: TrainSetup, is_over_pcie: bool, calibration: Calibration | None
+) -> Range | None:
+    """Return the range of a setup's speed by the rates that predict it; None for a machine's measured rates."""
+    if isinstance(calibration, Profile):
+        return None
+    if calibration is not None and calibration.factors:
+        return range_from_own_run(hardware.gpu, setup, hardware.num_nodes, calibration)
+    return range_of(hardware.gpu, setup, is_over_pcie)
+
+
+def range_from_own_run(gpu: Gpu, setup: TrainSetup, num_nodes: int, run: Scaling) -> Range | None:
+    """Return the range of a speed with rates that a run of the user's own has scaled.
+
+    None if no published run resembles the setup, or the run multiplied in another dtype.
+    """
+    known = prediction_errors()
+    if gpu.name.split("-")[0] not in known.speed.gpus or "SXM" not in gpu.name.upper():
+        return None
+    if not _resembles_published(setup) or run.precision != f"{setup.precision.compute}, float8 {setup.float8}":
+        return None
+    is_alike = run.is_compiled == setup.compiles and (run.num_nodes > 1) == (num_nodes > 1)
+    kind: OwnRunKind = "otherwise" if not is_alike else "several nodes" if num_nodes > 1 else "one node"
+    if (found := known.own_run.get(kind)) is None:
+        return None
+    pair = "on unlike ones" if kind == "otherwise" else f"alike, on {kind}"
+    because = (
+        f"each of {found.num_runs} published runs with rates scaled by another of its publisher ({pair}): 95% were"
+        f" predicted {-found.lowest:.0%} too slow to {found.highest:.0%} too fast"
+    )
+    return Range(1 / (1 + found.highest), 1 / (1 + found.lowest), because)
 
 
 def range_of_script(gpu: Gpu, published: Range | None, is_on_gpu: bool) -> Range | None:

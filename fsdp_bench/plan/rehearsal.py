@@ -9,6 +9,7 @@ from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.headroom import Headroom, headroom_of
 from fsdp_bench.plan.rehearsed_time.answer import RehearsedTime, rehearsed_times, why_no_time
 from fsdp_bench.rates.communicators import Communicators, Purpose, communicators_of, communicators_of_groups
+from fsdp_bench.spec.calibration_profile import Scaling
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.setup import ShardingStrategy, TrainSetup
@@ -59,11 +60,12 @@ class RanksTogether:
     reports: tuple[RehearsalReport, ...]
     hardware: Hardware
     tokens_per_step: int | None
+    scaling: Scaling | None = None
 
     @cached_property
     def times(self) -> dict[int, RehearsedTime]:
         """The time of each rank that has a whole step."""
-        return rehearsed_times(self.reports, self.hardware, self.tokens_per_step)
+        return rehearsed_times(self.reports, self.hardware, self.tokens_per_step, self.scaling)
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class Rehearsal:
     """Whether the time of a step is asked for (--time)."""
     tokens_per_step: int | None = None
     """The tokens that the rank trains on in a step, by the user (--tokens-per-step)."""
+    scaling: Scaling | None = None
+    """What a run or a host changes of the datasheet's rates (--calibration)."""
     together: RanksTogether | None = None
     """The ranks of the same command that were rehearsed, this one among them. None: this one alone."""
 
@@ -160,7 +164,7 @@ class Rehearsal:
         """The time that the last whole step would take. None if nobody asked, or if there was none: ``why_no_time``."""
         if not self.asks_time:
             return None
-        together = self.together or RanksTogether((self.report,), self.hardware, self.tokens_per_step)
+        together = self.together or RanksTogether((self.report,), self.hardware, self.tokens_per_step, self.scaling)
         return together.times.get(self.report.rank)
 
     @property
@@ -218,7 +222,8 @@ def together(found: Sequence[Rehearsal]) -> list[Rehearsal]:
     if len(found) < 2:
         return list(found)
     first, ordered = found[0], sorted(found, key=lambda one: one.report.rank)
-    ranks = RanksTogether(tuple(one.report for one in ordered), first.hardware, first.tokens_per_step)
+    reports = tuple(one.report for one in ordered)
+    ranks = RanksTogether(reports, first.hardware, first.tokens_per_step, first.scaling)
     return [replace(one, together=ranks) for one in ordered]
 
 

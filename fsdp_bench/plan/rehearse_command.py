@@ -16,9 +16,11 @@ from fsdp_bench.catalog.lookup import find_placement
 from fsdp_bench.plan.defaults import USUAL_GPUS_PER_NODE
 from fsdp_bench.plan.headroom import Headroom, sized, stated_headroom
 from fsdp_bench.plan.rehearsal import Rehearsal, headroom_of_script, rehearsed_gpu, together
+from fsdp_bench.rates.scaled import read_scaling
 from fsdp_bench.rehearse.command import Command, RankStarter, read_command
 from fsdp_bench.rehearse.prepared import PreparedPython
 from fsdp_bench.rehearse.run import rehearse
+from fsdp_bench.spec.calibration_profile import Scaling
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.hardware import Gpu, Hardware, Server
 from fsdp_bench.spec.setup import ShardingStrategy
@@ -50,6 +52,7 @@ class CommandToRehearse:
     headroom_bytes: int | None
     max_gpu_bytes: int | None
     tokens_per_step: int | None = None
+    scaling: Scaling | None = None
     timeout_seconds: float | None = None
     with_stages: bool = False
     """Whether the ranks are run, too, with which those exchange messages: pipeline stages."""
@@ -67,8 +70,8 @@ class CommandToRehearse:
 
     def answer(self, report: RehearsalReport) -> Rehearsal:
         """Return what a rank's report says of its hardware."""
-        asks_time = self.options.notes_work
-        return Rehearsal(report, self.hardware, self.kept_free, self.max_gpu_bytes, asks_time, self.tokens_per_step)
+        kept, asks_time = self.kept_free, self.options.notes_work
+        return Rehearsal(report, self.hardware, kept, self.max_gpu_bytes, asks_time, self.tokens_per_step, self.scaling)
 
     def answers(self, begin: Callable[[int], None] = lambda rank: None) -> Iterator[Rehearsal]:
         """Run the ranks in turn; yield what is found of each, also of one that is interrupted.
@@ -194,6 +197,7 @@ def command_to_rehearse(
     stops_at_unsupported: bool = True,
     time: bool = False,
     tokens_per_step: int | None = None,
+    calibration: Path | str | None = None,
     timeout: float | None = None,
     strategy: str | None = None,
     environment: Mapping[str, str] = MappingProxyType({}),
@@ -210,8 +214,9 @@ def command_to_rehearse(
     """
     if snapshot is not None and not snapshot.resolve().parent.is_dir():
         raise SpecError(f"snapshot: {str(snapshot.parent)!r} is no folder")
-    if tokens_per_step is not None and not time:
-        raise SpecError("tokens-per-step: it counts for --time alone, which is not given")
+    for name, of_time in (("tokens-per-step", tokens_per_step), ("calibration", calibration)):
+        if of_time is not None and not time:
+            raise SpecError(f"{name}: it counts for --time alone, which is not given")
     if tokens_per_step is not None and tokens_per_step < 1:
         raise SpecError(f"tokens-per-step: {shown(tokens_per_step)} is not allowed; a whole number, 1 or more")
     if timeout is not None and not 0 < timeout < float("inf"):
@@ -233,6 +238,7 @@ def command_to_rehearse(
     if world is not None and server is None and gpus_per_node is None:
         each = min(USUAL_GPUS_PER_NODE, world)
     rehearsed_gpu(hardware.gpu, 0)  # or it is refused
+    scaling = None if calibration is None else read_scaling(Path(calibration), hardware.gpu)
     with_stages = isinstance(ranks, str) and ranks.strip().lower() == STAGES
     chosen_ranks = _ranks(0 if with_stages else ranks, world)
     if snapshot is not None and (len(chosen_ranks) > 1 or with_stages):
@@ -257,6 +263,7 @@ def command_to_rehearse(
         headroom_bytes=stated_headroom(headroom, hardware),
         max_gpu_bytes=None if max_gpu_memory is None else parse_bytes(max_gpu_memory, "max-gpu-memory"),
         tokens_per_step=tokens_per_step,
+        scaling=scaling,
         timeout_seconds=timeout,
         with_stages=with_stages,
     )
@@ -273,7 +280,8 @@ def rehearse_command(command: str | Sequence[str], **asked: object) -> list[Rehe
             ``gpus_per_node``, ``world_size``, ``gpu_memory``, ``headroom``, ``steps`` (by default 4, or 3 if the third
             repeats the second; or "all"), ``ranks`` (0, a list, "all", or "stages": 0 and one rank of each other
             pipeline stage), ``max_gpu_memory``, ``snapshot``, ``random_weights``, ``balanced_routing``,
-            ``stops_at_unsupported``, ``time``, ``tokens_per_step``, ``timeout`` in seconds, ``strategy``.
+            ``stops_at_unsupported``, ``time``, ``tokens_per_step``, ``calibration``, ``timeout`` in seconds,
+            ``strategy``.
 
     Returns:
         A Rehearsal for each rank: ``report`` has peaks by step and phase in bytes, ``verdict`` whether it fits, and

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, replace
 
-from fsdp_bench.plan.ranges import Range, range_of
+from fsdp_bench.plan.ranges import Range, speed_range
 from fsdp_bench.rates.calibrated import rates_of
 from fsdp_bench.rates.datasheet import Datasheet, Rates, RatesWithoutCommunication
 from fsdp_bench.replay.schedule import StepTime, only_step_seconds, schedule
 from fsdp_bench.simulate.operators.kernels import CPU_GLOO
 from fsdp_bench.simulate.step import SimulatedSteps
-from fsdp_bench.spec.calibration_profile import Profile
+from fsdp_bench.spec.calibration_profile import Calibration
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import TrainSetup
 
@@ -27,13 +27,13 @@ class Speed:
     peak_flops_per_second: float | None
     """The GPU's dense peak for the compute dtype; of a rehearsed script for the dtype of most products."""
     source: str | None
-    """``datasheet`` or ``calibrated``: where the rates come from. None if no rates are known."""
+    """``datasheet``, ``calibrated`` or a source of rates/scaled.py. None if no rates are known."""
     is_over_pcie: bool = False
     """Whether collectives go over PCIe with rates of the datasheet. No measurement checks these."""
     range: Range | None = None
     """The range that the errors of published runs leave.
 
-    None for a calibration, for float8, and for GPUs that were not compared."""
+    None for a machine's calibration, for float8, and for GPUs that were not compared."""
 
     @property
     def tokens_per_second_per_gpu(self) -> float | None:
@@ -65,7 +65,7 @@ NOTHING_KNOWN = StepTime(None, None, None, None, None, ("the hardware",))
 def speed(
     simulated: SimulatedSteps,
     hardware: Hardware | None,
-    profile: Profile | None = None,
+    profile: Calibration | None = None,
     with_spans: bool = False,
     without_communication: bool = False,
 ) -> Speed:
@@ -100,18 +100,23 @@ def speed(
         peak_flops_per_second=gpu.peak_flops_per_second(setup.precision.compute) if gpu and kernels.is_cuda else None,
         source=source,
         is_over_pcie=is_over_pcie,
-        range=range_of(gpu, setup, is_over_pcie) if gpu is not None and source == "datasheet" else None,
+        range=None if hardware is None or source is None else speed_range(hardware, setup, is_over_pcie, profile),
     )
 
 
-def step_seconds(simulated: SimulatedSteps, cluster: Hardware, without_communication: bool = False) -> float | None:
+def step_seconds(
+    simulated: SimulatedSteps,
+    cluster: Hardware,
+    without_communication: bool = False,
+    calibration: Calibration | None = None,
+) -> float | None:
     """Predict the step time alone, which ``speed`` has too, without what it consists of. None if it is unknown."""
-    rates = _rates(simulated.setup, cluster, "cuda", None, without_communication)
+    rates = _rates(simulated.setup, cluster, "cuda", calibration, without_communication)
     return None if rates is None else only_step_seconds(simulated.step(), rates)
 
 
 def _rates(
-    setup: TrainSetup, hardware: Hardware | None, kernels: str, profile: Profile | None, without_communication: bool
+    setup: TrainSetup, hardware: Hardware | None, kernels: str, profile: Calibration | None, without_communication: bool
 ) -> Rates | None:
     """Return the rates of the hardware; without communication those of one GPU that waits for no other."""
     rates = rates_of(setup, hardware, kernels, profile, without_communication)

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 
 from fsdp_bench.rates.datasheet import HOST_ADAM_BYTES_PER_SECOND, Rates, attention_flops, datasheet
+from fsdp_bench.rates.scaled import scaled
 from fsdp_bench.simulate.events import IN_HOST_MEMORY, Work
-from fsdp_bench.spec.calibration_profile import CASTING_CHUNK_CAT, Profile, RankProfile
+from fsdp_bench.spec.calibration_profile import CASTING_CHUNK_CAT, Calibration, Profile, RankProfile
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import TrainSetup
@@ -199,17 +200,17 @@ def _bracket(places: list[float], value: float) -> list[tuple[float, float]]:
 
 
 def rates_of(
-    setup: TrainSetup, hardware: Hardware | None, kernels: str, profile: Profile | None, is_alone: bool = False
+    setup: TrainSetup, hardware: Hardware | None, kernels: str, profile: Calibration | None, is_alone: bool = False
 ) -> Rates | None:
     """Return the rates, or None if neither calibration nor datasheet exists.
 
     ``is_alone``: one rank runs alone on the machine, as an emulated rank does. Raises SpecError if the calibration was
-    made on another kind of device.
+    made on another kind of device, or scaled by a run on another GPU.
     """
-    if profile is not None:
+    if isinstance(profile, Profile):
         if profile.device != ("cuda" if kernels == "cuda" else "cpu"):
             other = "cpu" if profile.device == "cpu" else "cuda"
             raise SpecError(f"calibration: the calibration was made on {profile.machine}; use --kernels {other}")
         together = hardware.ranks_per_node(setup.world_size) if hardware else setup.world_size
         return Calibrated(profile, setup, 1 if is_alone else together)
-    return datasheet(hardware, setup) if hardware and kernels == "cuda" else None
+    return scaled(datasheet(hardware, setup), profile) if hardware and kernels == "cuda" else None

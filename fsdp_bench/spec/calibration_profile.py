@@ -1,14 +1,14 @@
-"""A calibration: measured times of a machine's operators, copies and collectives. One TOML file."""
+"""A calibration, one TOML file: a machine's measured times, or what a run or a host changes of a datasheet's rates."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta
 
 from fsdp_bench.spec.checked import Checked, Count, Positive
 from fsdp_bench.spec.codec import from_builtins, to_builtins
-from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.errors import SpecError, not_allowed
 from fsdp_bench.spec.files import read_document, write_atomically
 from fsdp_bench.spec.model import Family, ModelShape
 
@@ -31,6 +31,20 @@ CALIBRATION_MODEL = ModelShape(
 """The small model whose steps ``calibrate`` times to find the host's overhead: Python, the dispatcher, hooks. It is
 large enough to evict the host's code from a core's caches, as training does."""
 CALIBRATION_SEQUENCE_LENGTH = 128
+HOST_MODEL = ModelShape(
+    name="host model",
+    family=Family.GPT2,
+    num_hidden_layers=6,
+    hidden_size=8,
+    num_attention_heads=1,
+    num_key_value_heads=1,
+    intermediate_size=8,
+    vocab_size=16,
+    max_position_embeddings=2,
+)
+"""A model whose tensors are so small that a CPU's kernels take next to no time: the rest is the host's own. Its norms
+are one operator on a CPU, too, unlike Llama's."""
+HOST_SEQUENCE_LENGTH = 2
 
 
 CASTING_CHUNK_CAT = "fsdp::chunk_cat to another dtype"
@@ -183,8 +197,53 @@ class Profile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return min(self.ranks, key=lambda one: (abs(one.num_ranks - ranks_on_node), one.num_ranks))
 
 
-def read_profile(path: Path) -> Profile:
-    """Read a calibration.
+WorkClass = Literal["matrix_products", "attention", "other_operators", "optimizer", "communication", "copies"]
+"""Classes of work that a run's rates are told apart by; ``optimizer`` has all kernels of ``torch._foreach_*``."""
+WORK_CLASSES: tuple[WorkClass, ...] = get_args(WorkClass)
+
+
+class Scaling(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a run of the user's own changes of a datasheet's rates, or a host's own times alone."""
+
+    schema_version: int = SCHEMA_VERSION
+    measured_on: str
+    """The date."""
+    source: str
+    """The measurement, in words."""
+    gpu: str | None = None
+    """The GPU of the run, by its name in the catalogue. None: only a host was measured, for any GPU."""
+    datasheet_flops_per_second: float | None = None
+    """The rate of its matrix products by the datasheet, which the factors are over."""
+    setup: str = ""
+    """The setup of the run, in words."""
+    num_nodes: Count = 1
+    is_compiled: bool = False
+    """Whether the run's blocks were compiled."""
+    precision: str = ""
+    """The dtype in which the run multiplied, and the recipe of float8."""
+    factors: dict[WorkClass, Positive] = {}
+    """How many times as long as by the datasheet work takes. A class that is not named takes as long."""
+    launch_seconds: Positive | None = None
+    """The host's time for one operator. None: not measured."""
+    hook_seconds: dict[str, Seconds] = {}
+    """The host's time for one hook of the wrapper, by api."""
+
+    def _check(self) -> None:
+        for name in self.factors:
+            if name not in WORK_CLASSES:
+                raise not_allowed("factors", name, WORK_CLASSES)
+        if self.factors and self.gpu is None:
+            raise SpecError("gpu: none; factors are of the GPU of a run")
+        if not self.factors and self.launch_seconds is None:
+            raise SpecError("factors: none; rates scaled by a run have some, a host's times have launch_seconds")
+
+
+Calibration = Profile | Scaling
+"""What ``--calibration`` takes."""
+
+
+def read_calibration(path: Path) -> Calibration:
+    """Read a calibration of either kind.
 
     Raises:
         SpecError: for a file that cannot be read, is not TOML, or has another shape or a newer version.
@@ -196,16 +255,30 @@ def read_profile(path: Path) -> Profile:
     version = content.get("schema_version", SCHEMA_VERSION)
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise SpecError(f"{path}: calibration of version {version}; this fsdp-bench reads up to {SCHEMA_VERSION}")
+    kind: type[Calibration] = Scaling if "ranks" not in content and "source" in content else Profile
     try:
-        return from_builtins(content, Profile)
+        return from_builtins(content, kind)
     except msgspec.ValidationError as error:
         raise SpecError(f"{path}: no calibration: {error}; `fsdp-bench calibrate` writes one") from None
 
 
-def write_profile(profile: Profile, path: Path) -> None:
+def read_profile(path: Path) -> Profile:
+    """Read a machine's calibration.
+
+    Raises:
+        SpecError: as ``read_calibration``, and for one that is not of a whole machine.
+    """
+    found = read_calibration(path)
+    if isinstance(found, Scaling):
+        raise SpecError(f"{path}: no machine's rates: {found.source}; plain `fsdp-bench calibrate` measures them")
+    return found
+
+
+def write_profile(profile: Calibration, path: Path) -> None:
     """Write a calibration, whole or not at all. Raises SpecError if it cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    known = {name: value for name, value in to_builtins(profile).items() if value is not None}
     try:
-        write_atomically(path, msgspec.toml.encode(to_builtins(profile)))
+        write_atomically(path, msgspec.toml.encode(known))
     except OSError as error:
         raise SpecError(f"{path}: {error.strerror}") from None

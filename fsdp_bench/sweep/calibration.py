@@ -21,13 +21,17 @@ from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.calibration_profile import (
     CALIBRATION_MODEL,
     CALIBRATION_SEQUENCE_LENGTH,
+    HOST_MODEL,
+    HOST_SEQUENCE_LENGTH,
     DeviceType,
     Profile,
     RankMeasurements,
     RankProfile,
+    Scaling,
 )
 from fsdp_bench.spec.codec import from_json
 from fsdp_bench.spec.errors import SpecError
+from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import Api, OptimizerKind, ShardingStrategy, TrainSetup
 from fsdp_bench.spec.subprocesses.own_python import own_python
 from fsdp_bench.sweep.launchers.processes import last_lines, worker_environment
@@ -38,6 +42,10 @@ PARTS = 7
 """Parts of the measurement with one number of ranks, for a progress bar: those of train/calibrating/calibrator.py."""
 HALVINGS = 50
 """Bisection steps that find the host's times, to 10^-15 of a step."""
+DRIVER_SECONDS = 7.2e-6
+"""The part of CUDA's driver and of CUDA's libraries in launching an operator: the same small operators on CUDA took so
+much longer than on the CPU of one host with an H100 (a virtual machine, torch 2.11, CUDA 13.0, 2026-11-27): the median
+of add, mul, mm, linear, layer norm, four modules and backward, which are between -1 and 36 us."""
 Progress = Callable[[int, str], None]
 """Called when a part of the measurement begins, with the number of ranks and the part."""
 
@@ -61,10 +69,22 @@ def calibrate(machine: Machine, counts: Sequence[int], progress: Progress) -> Pr
     )
 
 
-def _measure(count: int, device: DeviceType, say: Callable[[str], None]) -> RankMeasurements:
+def calibrate_host(machine: Machine, progress: Progress) -> Scaling:
+    """Measure what this host takes for each operator and hook. Raises SpecError as ``calibrate``."""
+    found = rank_profile(_measure(1, "cpu", partial(progress, 1), "host"), "cuda", HOST_MODEL, HOST_SEQUENCE_LENGTH)
+    return Scaling(
+        measured_on=datetime.date.today().isoformat(),
+        source=f"{machine.cpu_name}: {found.launch_seconds * 1e6:.1f} us an operator on tiny tensors of a CPU, and"
+        f" {DRIVER_SECONDS * 1e6:.1f} us taken for CUDA's driver",
+        launch_seconds=found.launch_seconds + DRIVER_SECONDS,
+        hook_seconds=found.hook_seconds,
+    )
+
+
+def _measure(count: int, device: DeviceType, say: Callable[[str], None], *only: str) -> RankMeasurements:
     with tempfile.TemporaryDirectory(prefix="fsdp-bench-") as name:
         folder = Path(name)
-        ranks = [_start(rank, count, device, folder) for rank in range(count)]
+        ranks = [_start(rank, count, device, folder, *only) for rank in range(count)]
         try:
             _follow(ranks, say)
         finally:
@@ -80,16 +100,16 @@ def _measure(count: int, device: DeviceType, say: Callable[[str], None]) -> Rank
         return from_json(out.read_bytes(), RankMeasurements)
 
 
-def _start(rank: int, count: int, device: DeviceType, folder: Path) -> subprocess.Popen[bytes]:
+def _start(rank: int, count: int, device: DeviceType, folder: Path, *only: str) -> subprocess.Popen[bytes]:
     environment = worker_environment() | {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(count),
         "DEVICE": device,
         "RENDEZVOUS": str(folder),
-        "THREADS": str(max((os.cpu_count() or 1) // count, 1)),
+        "THREADS": "1" if only else str(max((os.cpu_count() or 1) // count, 1)),
     }
-    arguments = [str(os.getpid()), str(folder / "measured.json")]
+    arguments = [str(os.getpid()), str(folder / "measured.json"), *only]
     with open(folder / f"rank-{rank}.log", "wb") as log:
         return subprocess.Popen(
             own_python("fsdp_bench.train.calibrating.calibrator", *arguments),
@@ -114,23 +134,26 @@ def _follow(ranks: list[subprocess.Popen[bytes]], say: Callable[[str], None]) ->
         time.sleep(0.05)
 
 
-def rank_profile(measured: RankMeasurements, device: DeviceType) -> RankProfile:
+def rank_profile(
+    measured: RankMeasurements,
+    device: DeviceType,
+    model: ModelShape = CALIBRATION_MODEL,
+    length: int = CALIBRATION_SEQUENCE_LENGTH,
+) -> RankProfile:
     """Return the measurements as a profile, with the host's time for an operator and for a hook.
 
-    With these two times the predicted step of CALIBRATION_MODEL takes as long as the measured step. So they contain all
+    With these two times the predicted step of the timed model takes as long as the measured step. So they contain all
     work of the host: views, Python, the dispatcher, autograd.
     """
     both = set(RankMeasurements.__struct_fields__).intersection(RankProfile.__struct_fields__)
     times = {name: getattr(measured, name) for name in both}
     bare = RankProfile(**times, launch_seconds=0.0, hook_seconds={})
-    seconds, unwrapped = (
-        measured.model_step_seconds,
-        _predicted_step(bare, device, Api.FSDP2, ShardingStrategy.NO_SHARD),
-    )
+    seconds, predicted = measured.model_step_seconds, partial(_predicted_step, bare, device, model, length)
+    unwrapped = predicted(Api.FSDP2, ShardingStrategy.NO_SHARD)
     launch = _solve(lambda value: unwrapped(value, 0.0), seconds["none"])
     hooks = {}
     for api in Api:
-        wrapped = _predicted_step(bare, device, api, ShardingStrategy.FULL_SHARD)
+        wrapped = predicted(api, ShardingStrategy.FULL_SHARD)
         hooks[api.value] = _solve(partial(wrapped, launch), seconds[api.value])
     return msgspec.structs.replace(bare, launch_seconds=launch, hook_seconds=hooks)
 
@@ -147,9 +170,9 @@ def _solve(takes: Callable[[float], float], seconds: float) -> float:
 
 
 def _predicted_step(
-    measured: RankProfile, device: DeviceType, api: Api, strategy: ShardingStrategy
+    measured: RankProfile, device: DeviceType, model: ModelShape, length: int, api: Api, strategy: ShardingStrategy
 ) -> Callable[[float, float], float]:
-    """Return what gives the seconds of a step of CALIBRATION_MODEL, from the host's seconds for an operator and a hook.
+    """Return what gives the seconds of a step of a model, from the host's seconds for an operator and a hook.
 
     Collectives take no time.
     """
@@ -158,9 +181,9 @@ def _predicted_step(
         strategy=strategy,
         world_size=1 if strategy is ShardingStrategy.NO_SHARD else max(measured.num_ranks, 2),
         optimizer=OptimizerKind.SGD,
-        sequence_length=CALIBRATION_SEQUENCE_LENGTH,
+        sequence_length=length,
     )
-    log = SimulatedSteps(CALIBRATION_MODEL, setup, CUDA if device == "cuda" else CPU_GLOO).step()
+    log = SimulatedSteps(model, setup, CUDA if device == "cuda" else CPU_GLOO).step()
     events = list(log.last_step())
     profile = Profile(machine="", device=device, device_name="", measured_on="", versions={}, ranks=(measured,))
     rates = Calibrated(profile, setup, measured.num_ranks)
@@ -179,6 +202,7 @@ class _Host(RatesWithoutCommunication):
     def __init__(self, rates: Rates, setup: TrainSetup, launch_seconds: float, hook_seconds: float) -> None:
         super().__init__(rates, setup)
         self.launch_seconds, self.host = launch_seconds, lambda work: hook_seconds
+        self.copy = lambda work: rates.copy(work) or 0.0
 
     def run(self, work: Work, beside: tuple[Work, ...] = ()) -> float:
         """Seconds of an operator."""

@@ -11,13 +11,15 @@ from fsdp_bench.plan.speed import speed
 from fsdp_bench.rates.calibrated import Calibrated
 from fsdp_bench.rates.datasheet import RatesWithoutCommunication
 from fsdp_bench.replay.schedule import run
-from fsdp_bench.simulate.events import Work
+from fsdp_bench.simulate.events import Kind, Work
 from fsdp_bench.simulate.operators.kernels import CPU, CPU_GLOO, CUDA
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.calibration_profile import (
     CALIBRATION_MODEL,
     CALIBRATION_SEQUENCE_LENGTH,
     CASTING_CHUNK_CAT,
+    HOST_MODEL,
+    HOST_SEQUENCE_LENGTH,
     AttentionTime,
     CollectiveTime,
     CopyTime,
@@ -250,6 +252,24 @@ def test_overheads_are_found_again_in_a_step_that_has_them(device: str, launch: 
     assert found.launch_seconds == pytest.approx(launch, abs=2e-7)
     assert found.hook_seconds == pytest.approx(dict.fromkeys(("fsdp1", "fsdp2"), hook), abs=2e-5)
     assert found.matmul == known.ranks[0].matmul
+
+
+def test_a_hosts_step_over_what_it_launches_is_its_time_for_an_operator() -> None:
+    """Kernels take no time, so that a step takes the host's time for each of them; hooks take what is left."""
+    setup = TrainSetup(api=Api.FSDP2, strategy=ShardingStrategy.NO_SHARD, world_size=1, optimizer=OptimizerKind.SGD,
+                       sequence_length=HOST_SEQUENCE_LENGTH)  # fmt: skip
+    sharded = msgspec.structs.replace(setup, strategy=ShardingStrategy.FULL_SHARD, world_size=2)
+    launched, hooks = (
+        sum(event.kind in kinds for event in SimulatedSteps(HOST_MODEL, one, CUDA).step().last_step())
+        for one, kinds in ((setup, (Kind.KERNEL, Kind.COPY)), (sharded, (Kind.HOST_WORK,)))
+    )
+    steps = {"none": launched * 1e-5, "fsdp1": 0.1, "fsdp2": 1.0}
+    measured = RankMeasurements(
+        num_ranks=1, threads_per_rank=1, device_name="", versions={}, model_step_seconds=steps
+    )  # fmt: skip
+    found = rank_profile(measured, "cuda", HOST_MODEL, HOST_SEQUENCE_LENGTH)
+    assert found.launch_seconds == pytest.approx(1e-5, rel=1e-6)
+    assert found.hook_seconds["fsdp2"] == pytest.approx(1.0 / hooks, rel=1e-2)
 
 
 def test_the_nearest_number_of_ranks_is_taken() -> None:

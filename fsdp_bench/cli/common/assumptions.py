@@ -12,7 +12,7 @@ from fsdp_bench.cli.common.setups import sliding_window_of, with_models
 from fsdp_bench.plan.headroom import as_stated, stated_headroom
 from fsdp_bench.plan.question import Question
 from fsdp_bench.replay.host_memory import Build
-from fsdp_bench.spec.calibration_profile import Profile, read_profile
+from fsdp_bench.spec.calibration_profile import Calibration, read_calibration
 from fsdp_bench.spec.subprocesses.dry_run import KernelSet
 
 
@@ -29,9 +29,9 @@ class AssumptionOptions:
     cuda: str | None = None
 
     @cached_property
-    def profile(self) -> Profile | None:
+    def profile(self) -> Calibration | None:
         """The calibration, if one is given."""
-        return read_profile(self.calibration) if self.calibration else None
+        return read_calibration(self.calibration) if self.calibration else None
 
 
 gpu_memory_option = click.option(
@@ -47,7 +47,8 @@ calibration_option = click.option(
     "--calibration",
     type=FILE,
     metavar="FILE.toml",
-    help="Rates that fsdp-bench calibrate measured, instead of the datasheet's; a measured CUDA context is kept free.",
+    help="Rates that fsdp-bench calibrate measured or scaled, instead of the datasheet's; a measured CUDA context is"
+    " kept free.",
 )
 _OPTIONS = {
     "kernels": click.option(

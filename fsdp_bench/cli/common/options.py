@@ -164,7 +164,7 @@ _DEFAULTS = {
 }
 """Defaults that differ from TrainSetup's; cli/common/setups.py applies them."""
 
-_FILES = ("hf_config", "recorded", "catalog")
+FILES = ("hf_config", "recorded", "catalog")
 
 MODEL_LISTS = ("model", "params", "family", "code", "attention", "lora", "qlora")
 """Options that name a model and take several values."""
@@ -279,7 +279,7 @@ def _option(
         text += f" Default: {default}."
     common: dict[str, Any] = {"cls": SetupOption, "group": group, "form": form, "is_list": name in lists}
     attributes: dict[str, Any] = {"help": text, "default": defaults.get(name), "multiple": name in repeatable}
-    attributes["type"] = FILE if name in _FILES else str if name in repeatable else Values(name)
+    attributes["type"] = FILE if name in FILES else str if name in repeatable else Values(name)
     if name not in OPTIONS or OPTIONS[name].kind is not bool:
         return click.option(declaration, name, metavar=metavar, **attributes, **common)
     on, _, off = declaration.partition("/")

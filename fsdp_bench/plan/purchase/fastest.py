@@ -185,7 +185,7 @@ class Fastest:
         return setup in other.reached and other._kernels == self._kernels and other._rates(setup) == self._rates(setup)
 
     def _rates(self, setup: TrainSetup) -> Rates | None:
-        return rates_of(setup, self.cluster(setup.world_size // self.gpus_per_node), "cuda", None)
+        return rates_of(setup, self.cluster(setup.world_size // self.gpus_per_node), "cuda", self.goal.calibration)
 
     def bound(self, fewest: int, most: int) -> float:
         """Return tokens per second that one GPU does not exceed on so many nodes; 0 if its rates are not known.
@@ -220,7 +220,10 @@ class Fastest:
                 assert setup is not None
                 if not self._may_fit(setting, batch, cluster) or not can_run(self.goal, setup):
                     continue
-                asked = Question(self.goal.model, setup, cluster, headroom_bytes=self.goal.headroom_bytes)
+                goal = self.goal
+                asked = Question(
+                    goal.model, setup, cluster, profile=goal.calibration, headroom_bytes=goal.headroom_bytes
+                )
                 for segments in (False, True):
                     if found := answer_if_it_fits(asked.on_same_steps(expandable_segments=segments)):
                         return found
@@ -235,7 +238,7 @@ class Fastest:
                 return f"nothing says how fast its {what} are connected"
         setup = self.example(num_nodes)
         assert setup is not None
-        names = speed(self.steps(setup), self.cluster(num_nodes)).time.unknown
+        names = speed(self.steps(setup), self.cluster(num_nodes), self.goal.calibration).time.unknown
         return f"nobody documents what {names[0]} takes on it" if names else "no datasheet has its rates"
 
     def example(self, num_nodes: int) -> TrainSetup | None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from fsdp_bench.plan.defaults import trained_code, trainer_defaults
 from fsdp_bench.simulate.optimizers.torch_optim import why_optimizer_is_not_predicted
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
+from fsdp_bench.spec.calibration_profile import Scaling
 from fsdp_bench.spec.checkpointing_policy import EVERY_SECOND_PRODUCT
 from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.price import StatedPrice, Tariff, parse_price
@@ -59,6 +60,8 @@ class Goal(Terms):
     """Fields of TrainSetup that the user states, precision and sequence length among them."""
     open: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     """Fields of TrainSetup of which the user states several values."""
+    calibration: Scaling | None = None
+    """What a run or a host changes of the datasheet's rates."""
 
 
 def parse_duration(text: str) -> float:

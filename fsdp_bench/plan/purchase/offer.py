@@ -18,7 +18,7 @@ from fsdp_bench.plan.prediction import Prediction, answer, answer_if_it_fits
 from fsdp_bench.plan.purchase.fastest import Timed
 from fsdp_bench.plan.purchase.goal import SECONDS_PER_DAY, Goal, Terms
 from fsdp_bench.plan.question import Question
-from fsdp_bench.plan.ranges import PeakRange, Range, peak_range, range_of
+from fsdp_bench.plan.ranges import PeakRange, Range, peak_range, speed_range
 from fsdp_bench.rates.collectives import is_over_pcie
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.codec import to_builtins
@@ -325,7 +325,8 @@ class SettingOffer(Offer):
     def range(self) -> Range | None:
         """The range of its speed."""
         cluster = self.cluster
-        return range_of(cluster.gpu, self.timed.setup, is_over_pcie(cluster) and cluster.gpus_per_node > 1)
+        over_pcie = is_over_pcie(cluster) and cluster.gpus_per_node > 1
+        return speed_range(cluster, self.timed.setup, over_pcie, self.goal.calibration)
 
     @property
     def text(self) -> str:
@@ -372,6 +373,7 @@ class SettingOffer(Offer):
             replayed(self.timed.setup),
             self.cluster,
             expandable_segments=self.expandable_segments,
+            profile=self.goal.calibration,
             headroom_bytes=self.goal.headroom_bytes,
         )
         return question if self.steps is None else question.with_steps(self.steps)

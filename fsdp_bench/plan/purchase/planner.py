@@ -25,6 +25,7 @@ from fsdp_bench.plan.purchase.offer import Offer, SettingOffer
 from fsdp_bench.plan.purchase.pick import OfferT, OtherCode, Picked, pick, reason_of, safest, with_other_code
 from fsdp_bench.plan.purchase.searched import Searched, ServerType
 from fsdp_bench.plan.purchase.simulated import Simulated
+from fsdp_bench.rates.scaled import read_scaling
 from fsdp_bench.simulate.step import without_collections
 from fsdp_bench.spec.checked import build as build_checked
 from fsdp_bench.spec.errors import SpecError
@@ -118,7 +119,9 @@ def plan(
     """
     if not goal.model.has_tokens:
         raise SpecError(f"model: {goal.model.name} is not trained on tokens; fsdp-bench predict says how fast it is")
-    nodes = sorted(set(nodes))
+    nodes, run = sorted(set(nodes)), goal.calibration
+    if run is not None and run.gpu is not None and all(kind.gpu.name != run.gpu for kind in kinds):
+        raise SpecError(f"calibration: of a run on {run.gpu}, which no server that is looked at has")
     found = _plan(goal, kinds, nodes, progress)
     if found.num_offers:
         return found
@@ -132,7 +135,7 @@ def plan(
             return offloaded
     if found.left_out and all("global batch" in left.reason for left in found.left_out):
         raise SpecError(f"global-batch: {found.left_out[0].reason}")
-    known = [kind for kind in kinds if _why_unknown(kind) is None]
+    known = [kind for kind in kinds if _why_unknown(goal, kind) is None]
     if not known and found.left_out:
         return replace(found, reason="no server that was looked at can be planned for")
     nearest, reason = beyond(goal, known, max(nodes))
@@ -141,12 +144,12 @@ def plan(
 
 def _plan(goal: Goal, kinds: Sequence[ServerType], nodes: Sequence[int], progress: Callable[[str], None]) -> ModelPlan:
     simulated, searched, left = Simulated(goal, max(nodes)), list[Searched](), list[Left]()
-    one_of_each_gpu = {kind.gpu.name: kind for kind in kinds if _why_unknown(kind) is None}.values()
+    one_of_each_gpu = {kind.gpu.name: kind for kind in kinds if _why_unknown(goal, kind) is None}.values()
     for learned in map_forked(lambda kind: Searched(simulated, kind, nodes).simulated.learned(), [*one_of_each_gpu]):
         simulated.learn(learned)
     for kind in kinds:
         progress(kind.server.name)
-        if (reason := _why_unknown(kind)) is not None:
+        if (reason := _why_unknown(goal, kind)) is not None:
             left.append(Left(kind.server, reason))
             continue
         found = Searched(simulated, kind, nodes)
@@ -159,7 +162,10 @@ def _plan(goal: Goal, kinds: Sequence[ServerType], nodes: Sequence[int], progres
     return _Choice(goal, searched, left, progress).plan()
 
 
-def _why_unknown(kind: ServerType) -> str | None:
+def _why_unknown(goal: Goal, kind: ServerType) -> str | None:
+    run = goal.calibration
+    if run is not None and run.gpu not in (None, kind.gpu.name):
+        return f"its GPU is {kind.gpu.name}, and the calibration is of a run on {run.gpu}"
     if kind.gpu.usable_memory_bytes is None:
         return "nobody documents how much memory of its GPU can be used"
     if not kind.gpu.native_bf16:
@@ -270,6 +276,7 @@ def plan_training(
     price: str | None = None,
     tariff: Tariff | str | None = None,
     headroom: str | int | None = None,
+    calibration: str | Path | None = None,
     catalog: str | Path | None = None,
     **setup_fields: Any,
 ) -> ModelPlan:
@@ -291,6 +298,7 @@ def plan_training(
         price: the price of every server, ``"$2.10/gpu-hour"`` or ``"98 EUR/node-hour"``, instead of the catalogue's.
         tariff: which of the catalogue's prices counts: ``on-demand`` (the default), ``reserved`` or ``spot``.
         headroom: memory kept free on each GPU for the CUDA context and NCCL, ``"2GiB"`` or bytes.
+        calibration: a file of ``fsdp-bench calibrate --from`` or ``--host``.
         catalog: a file with GPUs, servers and prices of one's own.
         setup_fields: fields of TrainSetup that are not searched; several values of those in PLANNED leave the choice.
 
@@ -324,6 +332,7 @@ def plan_training(
             for name, values in given.items()
             if len(values) > 1
         },
+        calibration=None if calibration is None else read_scaling(Path(calibration)),
         **vars(read_terms(tokens, deadline, budget, global_batch, price, tariff, headroom)),
     )
     named = [servers] if isinstance(servers, str) else servers

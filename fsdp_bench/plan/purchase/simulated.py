@@ -187,9 +187,9 @@ class Simulated:
 
     def step_seconds(self, setup: TrainSetup, cluster: Hardware, without_communication: bool = False) -> float | None:
         """Return the time of a step."""
-        kernels = kernels_on(CUDA, cluster.gpu)
+        kernels, calibration = kernels_on(CUDA, cluster.gpu), self.goal.calibration
         return for_all_micro_batches(
-            setup, lambda few: step_seconds(self.steps(few, kernels), cluster, without_communication)
+            setup, lambda few: step_seconds(self.steps(few, kernels), cluster, without_communication, calibration)
         )
 
     def _alone(self, setup: TrainSetup, most: Hardware) -> float:

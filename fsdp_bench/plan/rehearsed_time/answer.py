@@ -23,10 +23,12 @@ from fsdp_bench.plan.rehearsed_time.events import (
 from fsdp_bench.plan.rehearsed_time.operator_work import DTYPES, dtype_of, work_of_operator
 from fsdp_bench.plan.speed import Speed
 from fsdp_bench.rates.datasheet import Datasheet, datasheet
+from fsdp_bench.rates.scaled import SCALED, scaled
 from fsdp_bench.replay.schedule import Span, StepTime, run
 from fsdp_bench.replay.step_parts import StepPart
 from fsdp_bench.replay.together import RankLog, run_together
 from fsdp_bench.simulate.events import IN_HOST_MEMORY, Event, Kind, Stream, Work
+from fsdp_bench.spec.calibration_profile import Scaling
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import Precision, TrainSetup
 from fsdp_bench.spec.subprocesses.issued import (
@@ -89,7 +91,10 @@ class RehearsedTime(Speed):
 
 
 def rehearsed_times(
-    reports: Sequence[RehearsalReport], hardware: Hardware, tokens_per_step: int | None = None
+    reports: Sequence[RehearsalReport],
+    hardware: Hardware,
+    tokens_per_step: int | None = None,
+    scaling: Scaling | None = None,
 ) -> dict[int, RehearsedTime]:
     """Return how long a step of several ranks of one command takes, which wait for each other.
 
@@ -100,8 +105,9 @@ def rehearsed_times(
         reports: of rehearsals that were asked to note what a step issues.
         hardware: servers, or a GPU, whose links are then unknown.
         tokens_per_step: what a rank trains on in a step, where its embeddings do not tell.
+        scaling: what a run or a host changes of the datasheet's rates.
     """
-    ranks = {one.rank: _RankStep.of(one, hardware) for one in reports if one.issued is not None}
+    ranks = {one.rank: _RankStep.of(one, hardware, scaling) for one in reports if one.issued is not None}
     times = run_together({rank: one.log for rank, one in ranks.items()})
     if times is None:  # what one rank sends no other one receives
         times = {rank: run(one.log.events, one.log.rates, with_spans=True) for rank, one in ranks.items()}
@@ -134,14 +140,15 @@ class _RankStep:
     num_streams: int
 
     @staticmethod
-    def of(report: RehearsalReport, hardware: Hardware) -> _RankStep:
+    def of(report: RehearsalReport, hardware: Hardware, scaling: Scaling | None) -> _RankStep:
         """Return the step that a report has."""
         step = report.issued
         assert step is not None
-        hardware = with_cuda(hardware, report.cuda)
+        if scaling is None or not scaling.factors:  # which are over the catalogue's rates
+            hardware = with_cuda(hardware, report.cuda)
         flops, groups = flops_of(step), process_groups(step, hardware, report.rank)
         setup = _setup(flops.dtype, report.world_size)
-        rates = datasheet(hardware, setup, groups.groups)
+        rates = scaled(datasheet(hardware, setup, groups.groups), scaling)
         found = events_of(step, groups)
         events, unknown = _known(found, rates, groups)
         log = RankLog(events, found.meetings, rates)
@@ -175,7 +182,7 @@ def _answer(
         source=rates.source,
         is_over_pcie=rates.is_over_pcie,
         num_streams=one.num_streams,
-        range=_range(one, time) if sharing == 1.0 else None,
+        range=_range(one, time) if sharing == 1.0 and one.rates.source != SCALED else None,
     )
 
 

@@ -16,7 +16,7 @@ from fsdp_bench.replay.live_memory import breakdown, worst_rank
 from fsdp_bench.simulate.operators.kernels import CUDA, Kernels, kernels_on
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
-from fsdp_bench.spec.calibration_profile import Profile
+from fsdp_bench.spec.calibration_profile import Calibration
 from fsdp_bench.spec.errors import SpecError
 
 NO_FLASH_ATTENTION = (
@@ -52,7 +52,7 @@ class FitCheck:
     budget_bytes: int | None = None
     headroom_bytes: int | None = None
     """Memory kept free on each GPU for the CUDA context and NCCL. None: what headroom.py derives and assumes."""
-    profile: Profile | None = None
+    profile: Calibration | None = None
     """A calibration that predicts time instead of the datasheet."""
 
     def question(self, candidate: Question) -> Question:

@@ -11,7 +11,7 @@ from fsdp_bench.plan.rehearsed_time.answer import PartTime, RehearsedTime
 from fsdp_bench.rates.collectives import KINDS
 from fsdp_bench.report.table import Column, numbers, table_columns, table_lines, titled, words
 from fsdp_bench.report.text.common import UNKNOWN, Fact, communicators_fact, fact
-from fsdp_bench.report.text.speed import PCIE_IS_UNCERTAIN, beside_operators, step_facts, step_text
+from fsdp_bench.report.text.speed import beside_operators, rests_on, step_facts, step_text
 from fsdp_bench.simulate.events import Stream
 from fsdp_bench.spec.subprocesses.rehearsal import (
     HeldLine,
@@ -73,9 +73,9 @@ def time_facts(found: Rehearsal) -> list[Fact]:
     if (count := time.num_streams) > len(Stream):
         as_one = f"all but {len(Stream) - 1} of them count as one, in the order of issue"
         facts.append(("", f"streams: {count}; {as_one}"))
-    pcie = PCIE_IS_UNCERTAIN if time.is_over_pcie else ""
-    rates = f"rates: the GPU's datasheet and NCCL's model of its links{pcie}"
-    return [*facts, ("", f"{rates}. The script never ran on a GPU; the time of its Python is assumed")]
+    rates, run = rests_on(time, found.scaling).removesuffix(" (fsdp-bench calibrate measures yours)"), found.scaling
+    host = "is assumed" if run is None or run.launch_seconds is None else "is the calibration's"
+    return [*facts, ("", f"rates: {rates}. The script never ran on a GPU; the time of its Python {host}")]
 
 
 def _unknown_facts(time: RehearsedTime, found: Rehearsal) -> list[Fact]:

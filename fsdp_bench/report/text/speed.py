@@ -5,10 +5,10 @@ from fsdp_bench.plan.speed import Speed
 from fsdp_bench.replay.schedule import StepTime
 from fsdp_bench.replay.step_parts import StepPart
 from fsdp_bench.report.text.common import UNKNOWN, Fact, fact
-from fsdp_bench.spec.calibration_profile import Profile
+from fsdp_bench.spec.calibration_profile import Calibration, Profile
 
 
-def time_facts(found: Speed, profile: Profile | None, mode: str = "eager") -> list[str]:
+def time_facts(found: Speed, profile: Calibration | None, mode: str = "eager") -> list[str]:
     """Return the step time as a few lines, or the reason why it is unknown. ``mode`` is eager or compiled blocks."""
     time = found.time
     if time.step_seconds is None:
@@ -85,12 +85,15 @@ PCIE_IS_UNCERTAIN = f", over PCIe perhaps far too fast: {LONGER_OVER_PCIE}"
 """docs/validation.md, "Rehearsed against what people published"."""
 
 
-def rests_on(found: Speed, profile: Profile | None) -> str:
+def rests_on(found: Speed, profile: Calibration | None) -> str:
     """Return the source of the rates."""
-    if profile is not None:
+    if isinstance(profile, Profile):
         return measured_rates(profile)
     if found.source is None:
         return UNKNOWN
+    if profile is not None:
+        setup = f" ({profile.setup})" if profile.setup else ""
+        return f"{found.source}: {profile.source}, {profile.measured_on}{setup}"
     pcie = PCIE_IS_UNCERTAIN if found.is_over_pcie else ""
     return f"the GPU's datasheet and NCCL's model of its links{pcie} (fsdp-bench calibrate measures yours)"
 

@@ -1,4 +1,4 @@
-"""``python -m fsdp_bench.train.calibrating.calibrator PARENT OUT``: one rank that measures this machine.
+"""``python -m fsdp_bench.train.calibrating.calibrator PARENT OUT [host]``: one rank that measures this machine.
 
 PARENT is the process ID of its parent. RANK, WORLD_SIZE, LOCAL_RANK, DEVICE, THREADS and RENDEZVOUS come from the
 environment. Rank 0 prints a line of JSON before each part, and writes the measurements to OUT.
@@ -9,24 +9,28 @@ import os
 import platform
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 from torch import nn
 
 from fsdp_bench.spec.calibration_profile import (
     CALIBRATION_MODEL,
     CALIBRATION_SEQUENCE_LENGTH,
+    HOST_MODEL,
+    HOST_SEQUENCE_LENGTH,
     CollectiveTime,
     RankMeasurements,
 )
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.files import write_atomically
+from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.setup import Api, OptimizerKind, TrainSetup
 from fsdp_bench.train.calibrating.operator_times import (
     ATTENTION_HEADS,
@@ -112,6 +116,9 @@ def _collectives(
 ROUND_SECONDS = {"cpu": 0.008, "cuda": 0.005}
 """The duration of one round of repetitions. Everything is timed in four rounds."""
 
+HOST_WATCH = Stopwatch(torch.device("cpu"), 0.02, 20, min, time.thread_time)
+"""Of the host alone this thread's time on a core counts, whatever else runs, in the fastest of many short rounds."""
+
 PARTS: dict[str, Callable[[Stopwatch], Iterator[Any]]] = {
     "matmul": matmul_times,
     "attention": attention_times,
@@ -122,12 +129,12 @@ PARTS: dict[str, Callable[[Stopwatch], Iterator[Any]]] = {
 }
 
 
-def measure(device: torch.device, say: Callable[[str], None]) -> RankMeasurements:
-    """Measure everything. All ranks measure the same at the same time."""
+def measure(device: torch.device, say: Callable[[str], None], only_host: bool = False) -> RankMeasurements:
+    """Measure everything, or what the host takes alone. All ranks measure the same at the same time."""
     context_bytes = _context_bytes(device)  # before the stopwatch's first barrier, whose NCCL communicator would count
-    watch = Stopwatch(device, ROUND_SECONDS[device.type])
+    watch = HOST_WATCH if only_host else Stopwatch(device, ROUND_SECONDS[device.type])
     found = {}
-    for name, part in PARTS.items():
+    for name, part in () if only_host else PARTS.items():
         say(name)
         found[name] = tuple(part(watch))
     say("hooks")
@@ -135,12 +142,13 @@ def measure(device: torch.device, say: Callable[[str], None]) -> RankMeasurement
     if device.type == "cuda":
         heads, length, head_dim = ATTENTION_HEADS, max(LENGTHS["cuda"]), max(HEAD_DIMS)
         found_versions["attention"] = attention_kernel(heads, heads, length, head_dim, torch.bfloat16, device)
+    sample = (HOST_MODEL, HOST_SEQUENCE_LENGTH) if only_host else (CALIBRATION_MODEL, CALIBRATION_SEQUENCE_LENGTH)
     return RankMeasurements(
         num_ranks=dist.get_world_size(),
         threads_per_rank=torch.get_num_threads(),
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         versions=found_versions,
-        model_step_seconds=time_model_steps(watch),
+        model_step_seconds=time_model_steps(watch, *sample),
         context_bytes=context_bytes,
         **found,
     )
@@ -150,7 +158,7 @@ def _context_bytes(device: torch.device) -> int | None:
     """Return the memory of the CUDA context after a step has loaded its kernels. None without NVML."""
     if device.type != "cuda":
         return None
-    _bare_step(device)()
+    _bare_step(device, CALIBRATION_MODEL, CALIBRATION_SEQUENCE_LENGTH)()
     torch.cuda.synchronize(device)
     used = Nvml(device).process_bytes()
     return None if used is None else used - torch.cuda.memory_reserved(device)
@@ -159,39 +167,38 @@ def _context_bytes(device: torch.device) -> int | None:
 _SETUP = TrainSetup(optimizer=OptimizerKind.SGD, sequence_length=CALIBRATION_SEQUENCE_LENGTH, micro_batch_size=1)
 
 
-def _bare_step(device: torch.device) -> Callable[[], object]:
-    """Return a function that runs a step of CALIBRATION_MODEL, unwrapped."""
-    bare = build(CALIBRATION_MODEL).to_empty(device=device)
+def _bare_step(device: torch.device, model: ModelShape, length: int) -> Callable[[], object]:
+    """Return a function that runs a step of a model, unwrapped."""
+    bare = build(model).to_empty(device=device)
     for name, parameter in bare.named_parameters():
         initialize(parameter, name, 0)
-    return _stepper(bare, _SETUP, device)
+    return _stepper(bare, replace(_SETUP, sequence_length=length), device)
 
 
-def time_model_steps(watch: Stopwatch) -> dict[str, float]:
-    """Time a step of CALIBRATION_MODEL: unwrapped, and under each api with collectives that end at once.
+def time_model_steps(watch: Stopwatch, shape: ModelShape, length: int) -> dict[str, float]:
+    """Time a step of a model: unwrapped, and under each api with collectives that end at once.
 
     The differences are the time that the host spends in FSDP's hooks.
     """
     world, device = max(dist.get_world_size(), 2), watch.device
-    seconds = {"none": watch.seconds(_bare_step(device))}
+    seconds = {"none": watch.seconds(_bare_step(device, shape, length))}
     replace_group_by_fake(dist.get_rank(), world)
-    alone = Stopwatch(device, watch.round_seconds)
     for api in (Api.FSDP1, Api.FSDP2):
-        setup = msgspec.structs.replace(_SETUP, api=api, world_size=world)
+        setup = replace(_SETUP, api=api, world_size=world, sequence_length=length)
         model = fsdp(
-            build(CALIBRATION_MODEL),
+            build(shape),
             setup=setup,
-            TransformerBlock=BLOCKS[CALIBRATION_MODEL.family],
+            TransformerBlock=BLOCKS[shape.family],
             device=device,
             initialize=partial(initialize, seed=0),
         )
-        seconds[api.value] = alone.seconds(_stepper(model, setup, device))
+        seconds[api.value] = watch.seconds(_stepper(model, setup, device))
     return seconds
 
 
 def _stepper(model: nn.Module, setup: TrainSetup, device: torch.device) -> Callable[[], object]:
     training = prepared(model, loss_function(setup.loss), setup, device, MemoryMeter())
-    tokens = torch.zeros(1, CALIBRATION_SEQUENCE_LENGTH + 1, dtype=torch.long)
+    tokens = torch.zeros(1, setup.sequence_length + 1, dtype=torch.long)
     return lambda: train_step(training, [tokens])
 
 
@@ -213,7 +220,7 @@ def main() -> None:
         if rank == 0:
             print(json.dumps({"part": part, "of": len(PARTS) + 1}), flush=True)
 
-    measured = measure(device, say)
+    measured = measure(device, say, only_host=len(sys.argv) > 3)
     if rank == 0:
         write_atomically(Path(sys.argv[2]), to_json(measured))
     sys.stdout.flush()

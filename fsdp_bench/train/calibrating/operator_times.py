@@ -60,12 +60,13 @@ class Stopwatch:
         round_seconds: float,
         rounds: int = ROUNDS,
         average: Callable[[list[float]], float] = statistics.fmean,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.device = device
         self.round_seconds = round_seconds
         """The duration of a round."""
         self.rounds = rounds
-        self._average = average
+        self._average, self._clock = average, clock
 
     def seconds(self, call: Callable[[], object], together: bool = False) -> float:
         """Return the seconds of one call, as the mean over ranks.
@@ -86,11 +87,11 @@ class Stopwatch:
 
     def _round(self, call: Callable[[], object], times: int) -> float:
         self._synchronize()
-        begin = time.perf_counter()
+        begin = self._clock()
         for _ in range(times):
             call()
         self._synchronize()
-        return (time.perf_counter() - begin) / times
+        return (self._clock() - begin) / times
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":

@@ -10,7 +10,9 @@ from fsdp_bench.catalog.lookup import find_placement
 from fsdp_bench.plan.rehearsed_time.answer import RehearsedTime, rehearsed_time_document, rehearsed_times, why_no_time
 from fsdp_bench.rates.collectives import collective_seconds, topology_of_ranks
 from fsdp_bench.rates.datasheet import KERNEL_SECONDS, LAUNCH_SECONDS, MEMORY_EFFICIENCY
+from fsdp_bench.rates.scaled import SCALED, product_flops_per_second
 from fsdp_bench.replay.step_parts import StepPart
+from fsdp_bench.spec.calibration_profile import Scaling
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsalReport
@@ -260,3 +262,21 @@ def test_stages_take_as_long_as_they_wait_for_each_other() -> None:
     alone = rehearsed_times([first], where)[0]
     assert (alone.time.step_seconds, alone.waits_for) == (None, (4,))
     assert alone.at_least_seconds == pytest.approx(product + 2 * message, abs=10 * LAUNCH_SECONDS)
+
+
+def test_a_run_of_ones_own_scales_what_a_script_issued_and_a_host_its_launches(step: StepWriter) -> None:
+    step.operator("aten::neg", (step.tensor(10**9),), self=(step.tensor(10**9),))
+    gpu = BUILT_IN.gpu("H100-SXM")
+    run = Scaling(
+        measured_on="2026-11-27",
+        source="by hand",
+        gpu="H100-SXM",
+        datasheet_flops_per_second=product_flops_per_second(gpu),
+        factors={"other_operators": 1.5},
+        launch_seconds=3e-5,
+    )
+    before, found = (rehearsed_times([report(step)], Hardware.of_gpu(gpu), None, one)[0] for one in (None, run))
+    kernel = (before.time.step_seconds or 0.0) - LAUNCH_SECONDS
+    assert found.time.step_seconds == pytest.approx(1.5 * kernel + 3e-5)
+    assert found.source == SCALED
+    assert found.range is None

@@ -8,14 +8,18 @@ import msgspec
 import pytest
 
 from fsdp_bench.catalog.loader import BUILT_IN
+from fsdp_bench.plan.measured_run import MeasuredRun
+from fsdp_bench.plan.question import Question, speed_of
 from fsdp_bench.plan.ranges import peak_range, prediction_errors, range_of
+from fsdp_bench.plan.scaling import scale_rates
 from fsdp_bench.rates.attention_time import FLASH_ATTENTION_2, TRITON, fraction_of_peak
+from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.setup import FP32, Float8, Offload, Precision, TrainSetup
 from tools.validate.published import cases as published_cases
-from tools.validate.published import ranges
-from tools.validate.published.cases import PublishedCase, read_cases
+from tools.validate.published import own_run, ranges
+from tools.validate.published.cases import PublishedCase, cluster_of, read_cases
 from tools.validate.published.ranges import central_errors, errors_of_predictions, fraction_inside, speed_errors
-from tools.validate.published.setups import FRAMEWORKS
+from tools.validate.published.setups import FRAMEWORKS, plan_case
 from tools.validate.published.speed import COMPARED, SpeedRow, SpeedSummary, compare_speed
 
 Compared = tuple[list[SpeedRow], SpeedSummary]
@@ -151,3 +155,29 @@ def test_a_peak_has_the_range_of_published_peaks() -> None:
     found = peak_range(compiled=False)
     assert found.lowest <= 1 < found.highest
     assert "published eager peaks" in found.because
+
+
+def test_the_page_has_how_well_one_run_predicts_its_publishers_others(compared: Compared) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "validation" / "time.md").read_text(encoding="utf-8")
+    assert "\n".join(own_run.markdown(compared[0])) in page
+
+
+def test_a_run_that_scales_the_rates_divides_the_errors_of_others_by_its_own(
+    compared: Compared, cases: dict[str, PublishedCase]
+) -> None:
+    """As the ranges take it; operators beside collectives do not slow down quite in proportion."""
+    by_case = {row.case: row for row in compared[0]}
+    names = ("pr165_FSDP2_compile_none", "pr165_FSDP2_compile_SAC", "pr165_FSDP2_compile_AC_reuse")
+
+    def asked(name: str) -> Question:
+        plan, inputs = plan_case(cases[name].inputs), cases[name].inputs
+        gpu = cluster_of(inputs).gpu.with_cuda("12.1")
+        question = Question(plan.model, plan.setup, msgspec.structs.replace(cluster_of(inputs), gpu=gpu))
+        return question.with_steps(SimulatedSteps(plan.model, plan.setup, plan.kernels))
+
+    tokens = by_case[names[0]].published_tokens_per_second
+    scaling = scale_rates(asked(names[0]), MeasuredRun("by hand", tokens_per_second=tokens)).scaling
+    for name in names[1:]:
+        found = speed_of(asked(name).on_same_steps(profile=scaling)).tokens_per_second_per_gpu
+        expected = (1 + (by_case[name].error or 0.0)) / (1 + (by_case[names[0]].error or 0.0))
+        assert found / by_case[name].published_tokens_per_second == pytest.approx(expected, rel=5e-3)

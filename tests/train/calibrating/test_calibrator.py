@@ -1,12 +1,14 @@
 """Calibrating on real ranks, with small grids: every table is filled, by all ranks together."""
 
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from msgspec.structs import replace
 
-from fsdp_bench.spec.calibration_profile import RankMeasurements, read_profile
+from fsdp_bench.spec.calibration_profile import RankMeasurements, Scaling, read_calibration, read_profile
+from fsdp_bench.sweep.calibration import DRIVER_SECONDS
 from fsdp_bench.train.calibrating import calibrator, operator_times
 from tests.conftest import refused, stdout_of
 from tests.train.ranks import run_ranks
@@ -43,6 +45,35 @@ def test_every_table_is_filled_and_all_ranks_agree(world_size: int, tmp_path: Pa
     assert set(measured.model_step_seconds) == {"none", "fsdp1", "fsdp2"}
     assert min(measured.model_step_seconds.values()) > 0
     assert all(one.collective == measured.collective for one in found)  # means over ranks
+
+
+def measure_host() -> RankMeasurements:
+    """Measure the host alone, in a few short rounds."""
+    watch = calibrator.HOST_WATCH
+    calibrator.HOST_WATCH = operator_times.Stopwatch(watch.device, 1e-4, 2, min, time.thread_time)
+    return calibrator.measure(torch.device("cpu"), lambda part: None, only_host=True)
+
+
+def test_of_the_host_alone_only_steps_are_timed(tmp_path: Path) -> None:
+    (measured,) = run_ranks(1, tmp_path, measure_host)
+    assert not measured.matmul
+    assert not measured.collective
+    steps = measured.model_step_seconds
+    assert 0 < steps["none"] < min(steps["fsdp1"], steps["fsdp2"])
+
+
+@pytest.mark.slow
+def test_the_command_writes_a_hosts_times_that_predict_reads(tmp_path: Path) -> None:
+    path = tmp_path / "host.toml"
+    assert "us an operator on tiny tensors of a CPU, and 7.2 us" in " ".join(
+        stdout_of("calibrate", "--host", "--out", path).split()
+    )
+    found = read_calibration(path)
+    assert isinstance(found, Scaling)
+    assert DRIVER_SECONDS < (found.launch_seconds or 0) < 1e-3
+    assert set(found.hook_seconds) == {"fsdp1", "fsdp2"}
+    words = ("predict", "--params", "100M", "--server", "p5.48xlarge", "--calibration", path)
+    assert "rates: datasheet, the host measured: " in " ".join(stdout_of(*words).split())
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ Read in this order:
     terms.py       tensors that other frameworks keep alive and our models do not
     speed.py       compares throughput
     ranges.py      the errors of speed and memory, for plans; the comparison of throughput as text
+    own_run.py     how well one run of a publisher predicts its others
     rehearsed.py   compares peaks of memory with rehearsals of the very code that was run; as text
     sizes.py       compares the one published chart of largest models; as text and as a chart
 """

@@ -3,10 +3,13 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import permutations
 from pathlib import Path
 from statistics import median
 
-from fsdp_bench.plan.ranges import Errors, HeldOut, PredictionErrors, ScriptErrors, SpeedErrors
+import msgspec
+
+from fsdp_bench.plan.ranges import Errors, HeldOut, OwnRunKind, PredictionErrors, ScriptErrors, SpeedErrors
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.spec.codec import to_builtins
 from tools.validate.published.peaks import compare_published, left_out, taken
@@ -19,7 +22,10 @@ CENTRAL = 0.95
 def errors_of_predictions() -> PredictionErrors:
     """Return the errors of all published runs: of speed the central ones, of memory the extremes by kind."""
     peaks = (("compiled" if row.compiled else "eager", row.family, row.error) for row in compare_published())
-    return PredictionErrors(speed=speed_errors(compare_speed()[0]), memory=_errors(peaks), scripts=script_errors())
+    rows = compare_speed()[0]
+    return PredictionErrors(
+        speed=speed_errors(rows), memory=_errors(peaks), scripts=script_errors(), own_run=own_run_errors(rows)
+    )
 
 
 MEASURED_SCRIPTS = Path(__file__).parents[3] / "results" / "nvidia-h200" / "scripts"
@@ -63,6 +69,36 @@ def speed_errors(rows: Iterable[SpeedRow]) -> SpeedErrors:
         highest=round(high, 4),
         held_out=held_out,
     )
+
+
+def own_run_errors(rows: Iterable[SpeedRow]) -> dict[OwnRunKind, Errors]:
+    """Return the central errors of runs that are predicted with another run of the same publisher and GPU, by kind.
+
+    Such a run scales all rates alike, and so divides the error of every other run by its own (own_run.py).
+    """
+    found: dict[OwnRunKind, Errors] = {}
+    for kind, pairs in own_run_pairs(rows).items():
+        low, high = central_errors(pairs)
+        families = tuple(sorted({pair.family.split()[0] for pair in pairs}))
+        runs = len({pair.case for pair in pairs})
+        found[kind] = Errors(num_runs=runs, families=families, lowest=round(low, 4), highest=round(high, 4))
+    return dict(sorted(found.items()))
+
+
+def own_run_pairs(rows: Iterable[SpeedRow]) -> dict[OwnRunKind, list[SpeedRow]]:
+    """Return each run with its error when another one scales the rates, once for each such; by how alike the two are.
+
+    The family of each is the publisher and the GPU, which count alike.
+    """
+    found: dict[OwnRunKind, list[SpeedRow]] = {}
+    for own, asked in permutations([row for row in rows if row.error is not None], 2):
+        if (own.family, own.gpu) == (asked.family, asked.gpu):
+            is_alike = own.compiled == asked.compiled and (own.num_nodes > 1) == (asked.num_nodes > 1)
+            kind: OwnRunKind = "otherwise" if not is_alike else "several nodes" if asked.num_nodes > 1 else "one node"
+            error = (1 + (asked.error or 0.0)) / (1 + (own.error or 0.0)) - 1
+            pair = msgspec.structs.replace(asked, family=f"{asked.family} {asked.gpu}", error=error)
+            found.setdefault(kind, []).append(pair)
+    return found
 
 
 def fraction_inside(errors: SpeedErrors) -> float:

@@ -49,6 +49,7 @@ class SpeedRow(msgspec.Struct, frozen=True, kw_only=True):
     gpu: str
     """The GPU generation: ``A100``, ``H100``."""
     compiled: bool
+    num_nodes: int = 1
     published_tokens_per_second: float
     """Tokens per second of one GPU."""
     predicted_tokens_per_second: float | None = None
@@ -166,6 +167,7 @@ def _compare(case: PublishedCase, recomputed: dict[tuple[str, str], float]) -> t
         family=inputs.family,
         gpu=inputs.gpu.split()[0].split("-")[0],
         compiled=inputs.compiled == "yes",
+        num_nodes=inputs.num_nodes or 1,
         published_tokens_per_second=published,
     )
     if inputs.family not in COMPARED:
