@@ -69,7 +69,7 @@ def command(
     fixed, open_fields = read_choices(options)
     model = read_model(options)
     goal = Goal(model=model, other=read_other_code(options, model), fixed=fixed, open=open_fields, **vars(terms))
-    kinds = kinds_of(catalog, [word for name in server for word in name.split(",")])
+    kinds = kinds_of(catalog.under_power(options.power), [word for name in server for word in name.split(",")])
     with new_console(error=True).status("searching") as status:
         found = plan(goal, kinds, counts, lambda what: status.update(f"searching {what}"))
     winner = found.picked.winner

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from fsdp_bench.rates.datasheet import products_efficiency
 from fsdp_bench.spec.hardware import Gpu
 from fsdp_bench.spec.setup import Float8, Offload, TrainSetup
 
@@ -108,6 +109,25 @@ def range_of(gpu: Gpu, setup: TrainSetup, is_over_pcie: bool = False) -> Range |
     if gpu.older_cublas is not None and not gpu.has_older_cublas:
         because += f"; those on {gpu.name} are taken to have had CUDA before {gpu.older_cublas.before_cuda} (--cuda)"
     return Range(slowest, fastest, because)
+
+
+def with_older_cuda(span: Range | None, gpu: Gpu, products: float) -> Range | None:
+    """Return the range of a speed whose slow end is with an older cuBLAS, where nothing says the version of CUDA.
+
+    ``products``: the fraction of the step in matrix products, as predicted with the newer cuBLAS.
+    """
+    older = gpu.older_cublas
+    if span is None or older is None or gpu.cuda is not None:
+        return span
+    new, old = products_efficiency(gpu), products_efficiency(gpu.with_cuda("1.0"))
+    longer = products * (new / old - 1)
+    if longer < 0.005:
+        return span
+    return span._replace(
+        slowest=span.slowest / (1 + longer),
+        because=f"{span.because}; CUDA before {older.before_cuda} would take {longer:.0%} longer: matrix products at"
+        f" {old:.0%} of the peak, not {new:.0%} ({older.source.title}); --cuda says which",
+    )
 
 
 def range_of_script(gpu: Gpu, published: Range | None, is_on_gpu: bool) -> Range | None:

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, replace
 
-from fsdp_bench.plan.ranges import Range, range_of
+from fsdp_bench.plan.ranges import Range, range_of, with_older_cuda
 from fsdp_bench.rates.calibrated import rates_of
 from fsdp_bench.rates.datasheet import Datasheet, Rates, RatesWithoutCommunication
 from fsdp_bench.replay.schedule import StepTime, only_step_seconds, schedule
+from fsdp_bench.replay.step_parts import StepPart
 from fsdp_bench.simulate.operators.kernels import CPU_GLOO
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.calibration_profile import Profile
@@ -92,6 +93,9 @@ def speed(
         uses_gloo = not kernels.is_cuda and setup.world_size > 1
         time = schedule(simulated.on(CPU_GLOO if uses_gloo else kernels).step(), rates, with_spans)
     source = None if rates is None else rates.source
+    span = range_of(gpu, setup, is_over_pcie) if gpu is not None and source == "datasheet" else None
+    if gpu is not None and time.step_seconds:
+        span = with_older_cuda(span, gpu, time.parts.get(StepPart.MATRIX_PRODUCTS, 0.0) / time.step_seconds)
     return Speed(
         time=time,
         tokens_per_step=num_tokens if model.has_tokens else None,
@@ -100,7 +104,7 @@ def speed(
         peak_flops_per_second=gpu.peak_flops_per_second(setup.precision.compute) if gpu and kernels.is_cuda else None,
         source=source,
         is_over_pcie=is_over_pcie,
-        range=range_of(gpu, setup, is_over_pcie) if gpu is not None and source == "datasheet" else None,
+        range=span,
     )
 
 
