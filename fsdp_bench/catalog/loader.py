@@ -4,10 +4,10 @@ Each built-in file is read on first use. An entry of the user's file replaces th
 """
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from fsdp_bench.catalog.model_entry import ModelEntry
 from fsdp_bench.catalog.names import find_gpu, find_model, find_server
@@ -28,6 +28,12 @@ class Catalog:
     """The built-in catalogue and a user's entries. A user's entry replaces the built-in entry of the same name."""
 
     added: tuple[Gpu | Server | ModelEntry | Price, ...] = ()
+    power: str | float | None = None
+    """A power limit that is stated for the GPUs that are looked up."""
+
+    def under_power(self, limit: str | float | None) -> Self:
+        """Return the catalogue whose ``gpu`` and ``gpu_of`` return GPUs under a power limit; None: as they are."""
+        return replace(self, power=limit)
 
     def _all(self, table: str) -> tuple[Any, ...]:
         added = [entry for entry in self.added if isinstance(entry, TABLES[table])]
@@ -59,7 +65,15 @@ class Catalog:
 
     def gpu(self, name: str) -> Gpu:
         """Return the GPU with this name, or the only one with all its words. Raises SpecError for none or several."""
-        return find_gpu(name, self.gpus())
+        found = find_gpu(name, self.gpus())
+        return found if self.power is None else found.under_power(self.power)
+
+    def gpu_of(self, server: Server) -> Gpu:
+        """Return a server's GPU under the power limit that is stated, else under what is documented of the server."""
+        found, own = self.gpu(server.gpu), server.gpu_power
+        if own is None or self.power is not None or own.watts == found.limit_watts:
+            return found
+        return found.under_power(own.watts, own.source)
 
     def server(self, name: str) -> Server:
         """Return the server with this name or alias. Raises SpecError, naming the nearest, if there is none."""

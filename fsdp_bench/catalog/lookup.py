@@ -59,7 +59,7 @@ def server(
     """
     entry = _server(name, catalog)
     each = entry.gpus_per_node if gpus_per_node is None else gpus_per_node
-    return Hardware(server=entry, gpu=catalog.gpu(entry.gpu), num_nodes=nodes, gpus_per_node=each)
+    return Hardware(server=entry, gpu=catalog.gpu_of(entry), num_nodes=nodes, gpus_per_node=each)
 
 
 _GPUS = re.compile(r"\s*([1-9]\d*)\s*(?:x|×|\s)\s*(\S.*)", re.IGNORECASE)  # noqa: RUF001
@@ -86,7 +86,7 @@ def cluster_of(text: str, catalog: Catalog = BUILT_IN) -> Hardware:
     nodes, rest = divmod(count, each)
     if rest:
         raise SpecError(f"gpus: {count} is not allowed; a multiple of the {each} GPUs of a {entry.name}")
-    return Hardware(server=entry, gpu=kind, num_nodes=nodes, gpus_per_node=each)
+    return Hardware(server=entry, gpu=catalog.gpu_of(entry), num_nodes=nodes, gpus_per_node=each)
 
 
 def model(
@@ -259,6 +259,8 @@ def find_placement(
         raise SpecError("server and gpu each name the GPU; keep one")
     if world_size is not None and nodes is not None:
         raise SpecError("world_size and nodes each say how many GPUs; keep one")
+    if server_name is None and gpu_name is None and catalog.power is not None:
+        raise SpecError("power: no GPU is named; --server NAME or --gpu NAME")
     if server_name is None:
         found_nodes, each, world = _counts(nodes, gpus_per_node, world_size, None)
         alone = None if gpu_name is None else Hardware.of_gpu(gpu(gpu_name, catalog))

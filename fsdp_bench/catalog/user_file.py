@@ -18,7 +18,7 @@ TABLES: dict[str, type[Gpu | Server | ModelEntry | Price]] = {
     "price": Price,
 }
 
-_LINKS = ("intra_node", "host_link", "inter_node")
+_LINKS = ("intra_node", "host_link", "inter_node", "power", "gpu_power")
 
 
 class NamedEntry(Protocol):

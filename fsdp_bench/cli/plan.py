@@ -75,7 +75,7 @@ def command(
     model = read_model(options)
     other, scaling = read_other_code(options, model), None if calibration is None else read_scaling(calibration)
     goal = Goal(model=model, other=other, fixed=fixed, open=open_fields, calibration=scaling, **vars(terms))
-    kinds = kinds_of(catalog, [word for name in server for word in name.split(",")])
+    kinds = kinds_of(catalog.under_power(options.power), [word for name in server for word in name.split(",")])
     with new_console(error=True).status("searching") as status:
         found = plan(goal, kinds, counts, lambda what: status.update(f"searching {what}"))
     winner = found.picked.winner

@@ -91,6 +91,7 @@ class Files:
     help="Let the command find a value in a YAML, TOML or JSON file, which stays as it is; may have {NAME}.",
 )
 @click.option("--strategy", metavar="all|NAME,..", help="The sharding strategies, for what accelerate launch starts.")
+@click.option("--power", metavar="500W", help="Power limit of each GPU (nvidia-smi -pl), for --time.")
 @click.option("--catalog", type=FILE, metavar="FILE", help="A TOML file with further hardware.")
 @gpu_memory_option
 @headroom_option
@@ -181,7 +182,7 @@ def read_options(given: dict[str, Any]) -> dict[str, Any]:
     return {
         "ranks": ranks if ranks is not None else rank or 0,
         "stops_at_unsupported": given.pop("unsupported") == "stop",
-        "catalog": load_user_catalog(given.pop("catalog")),
+        "catalog": load_user_catalog(given.pop("catalog")).under_power(given.pop("power")),
         **given,
     }
 

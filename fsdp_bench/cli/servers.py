@@ -16,7 +16,7 @@ from fsdp_bench.spec.units import format_gib
 
 _SERVER_HEADER = ("server", "provider", "GPUs", "GPU to GPU", "between nodes", "host\nmemory", "CPUs")
 _SERVER_DROPPABLE = ("CPUs", "provider", "host\nmemory")
-_GPU_HEADER = ("GPU", "usable\nmemory", "bf16 dense\npeak", "memory\nbandwidth", "native\nbf16")
+_GPU_HEADER = ("GPU", "usable\nmemory", "bf16 dense\npeak", "power\nlimit", "memory\nbandwidth", "native\nbf16")
 
 
 @click.command("servers")
@@ -54,7 +54,7 @@ def _list(catalog: Catalog, as_json: bool) -> None:
     from fsdp_bench.report.table import table_columns, table_lines
 
     servers = table_columns(_SERVER_HEADER, map(_server_row, catalog.servers()), (), _SERVER_DROPPABLE)
-    gpus = table_columns(_GPU_HEADER, map(_gpu_row, catalog.gpus()), _GPU_HEADER[1:4], _GPU_HEADER[4:])
+    gpus = table_columns(_GPU_HEADER, map(_gpu_row, catalog.gpus()), _GPU_HEADER[1:5], _GPU_HEADER[5:])
     print_lines("\n".join([*table_lines(servers), "", *table_lines(gpus)]))
 
 
@@ -75,9 +75,18 @@ def _gpu_row(entry: Gpu) -> tuple[str, ...]:
         entry.name,
         known(entry.usable_memory_bytes, format_gib),
         _peak(entry, "bf16"),
+        known(entry.limit_watts, lambda watts: f"{watts:g} W"),
         _rate(entry.memory_bandwidth_bytes_per_second),
         "yes" if entry.native_bf16 else "no",
     )
+
+
+def _limits(entry: Gpu) -> str:
+    power = entry.power
+    if power is None:
+        return UNKNOWN
+    lowest = "" if power.lowest_watts is None else f", {power.lowest_watts:g} W at least"
+    return f"{power.default_watts:g} W{lowest}" + ("" if power.clock else "; what less would cost is unknown")
 
 
 def _rate(bytes_per_second: float | None) -> str:
@@ -106,6 +115,7 @@ def _server_facts(entry: Server, catalog: Catalog) -> list[Fact]:
         ("also called", ", ".join(entry.aliases) or "-"),
         ("provider", entry.provider),
         ("GPUs", f"{entry.gpus_per_node} x {entry.gpu}"),
+        *_power_facts(entry, catalog.gpu(entry.gpu)),
         ("host memory", known(entry.host_memory_bytes, format_gib)),
         ("vCPUs", known(entry.num_vcpus, str)),
         ("cores", known(entry.num_cores, str)),
@@ -115,6 +125,13 @@ def _server_facts(entry: Server, catalog: Catalog) -> list[Fact]:
         *_link_facts("between nodes", "per node and direction", entry.inter_node),
     ]
     return facts + _gpu_facts(catalog.gpu(entry.gpu))
+
+
+def _power_facts(entry: Server, gpu: Gpu) -> list[Fact]:
+    if entry.gpu_power is not None:
+        return [("GPU power limit", f"{entry.gpu_power.watts:g} W"), *source_facts(entry.gpu_power.source)]
+    assumed = "" if gpu.limit_watts is None else f"; the GPU's default is assumed: {gpu.limit_watts:g} W"
+    return [("GPU power limit", f"not documented{assumed}")]
 
 
 def _link_facts(name: str, unit: str, link: Interconnect | Network | None) -> list[Fact]:
@@ -138,6 +155,8 @@ def _gpu_facts(entry: Gpu) -> list[Fact]:
         ("memory, NVML total", known(entry.nvml_total_bytes, format_gib)),
         ("memory bandwidth", _rate(entry.memory_bandwidth_bytes_per_second)),
         ("native bf16", "yes" if entry.native_bf16 else "no"),
+        ("default power limit", _limits(entry)),
+        *(source_facts(entry.power.source) if entry.power else ()),
         *((f"dense peak, {dtype}", _peak(entry, dtype)) for dtype in ("bf16", "fp16", "tf32", "fp32")),
         *source_facts(entry.source),
         ("usable by a process", known(entry.usable_memory_bytes, format_gib)),

@@ -60,6 +60,7 @@ def estimate(
     headroom: str | int | None = None,
     calibration: str | Path | Calibration | None = None,
     cuda: str | None = None,
+    power: str | float | None = None,
     **setup_fields: Unpack[SetupFields],
 ) -> Prediction:
     """Predict memory, fit and time of one setup: ``estimate("Llama-3.1-8B", server="p5.48xlarge", strategy="zero3")``.
@@ -96,6 +97,7 @@ def estimate(
         calibration: the file, Profile or Scaling that ``fsdp-bench calibrate`` made, instead of the datasheet.
         cuda: version of CUDA of the torch in use, ``"12.1"``, which decides how fast its cuBLAS multiplies and which
             attention it takes; by default a recent one.
+        power: power limit of each GPU, ``"500W"`` or watts; by default the server's, else the GPU's own.
         setup_fields: fields of TrainSetup by name, enums also as text (case-insensitive). They override ``setup``.
 
     Raises:
@@ -129,7 +131,7 @@ def estimate(
     if isinstance(calibration, str | Path):
         calibration = read_calibration(Path(calibration))
     profile = calibration if isinstance(calibration, Scaling) else read(Profile | None, calibration, "calibration")
-    where = as_stated(where, gpu_memory, profile, cuda)
+    where = as_stated(where, gpu_memory, profile, cuda, power)
     kept = stated_headroom(headroom, where)
     built = Build(read(Literal["meta", "rank-0", "every-rank"], str(build), "build"))
     question = Question(shape, found, where, kernels, built, expandable_segments, profile, kept)

@@ -51,6 +51,7 @@ class Recipe(Checked, frozen=True, kw_only=True):
     gpus_per_node: Any = None
     world_size: Any = None
     strategy: Any = None
+    power: Any = None
     gpu_memory: Any = None
     headroom: Any = None
     steps: Any = None
@@ -72,7 +73,8 @@ class Recipe(Checked, frozen=True, kw_only=True):
         given = {name: value for name, value in structs.asdict(self).items() if value is not None}
         stops = given.pop("unsupported") == "stop"
         given.pop("limit", None)
-        options = {"stops_at_unsupported": stops, "catalog": load_user_catalog(catalog)}
+        entries = load_user_catalog(catalog).under_power(given.pop("power", None))
+        options = {"stops_at_unsupported": stops, "catalog": entries}
         found = read_combinations(given.pop("command"), **given, **options).variants()
         if (refused := next((one.refused for one in found if one.refused), None)) is not None:
             raise SpecError(refused)

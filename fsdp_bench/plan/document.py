@@ -49,12 +49,21 @@ class HardwareDocument(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str | None = None
     gpu: str | None = None
+    gpu_power_watts: float | None = None
+    """The power limit of each GPU."""
+    gpu_power_source: Source | None = None
+    """Who says it, if it is not the GPU's default."""
     gpu_memory_bytes: Bytes | None = None
     gpu_memory_source: Source | None = None
     context_bytes: Bytes | None = None
     num_nodes: Count | None = None
     gpus_per_node: Count | None = None
     host_memory_bytes: Bytes | None = None
+
+    @property
+    def stated_power_watts(self) -> float | None:
+        """The power limit of each GPU, if it is not the GPU's default."""
+        return None if self.gpu_power_source is None else self.gpu_power_watts
 
 
 class OutOfMemoryDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,6 +208,8 @@ def hardware_document(hardware: Hardware | None) -> HardwareDocument:
     return HardwareDocument(
         name=server,
         gpu=gpu_name,
+        gpu_power_watts=gpu.limit_watts if gpu else None,
+        gpu_power_source=gpu.power_limit_source if gpu else None,
         gpu_memory_bytes=gpu.usable_memory_bytes if gpu else None,
         gpu_memory_source=gpu.usable_memory_source if gpu else None,
         context_bytes=gpu.context_bytes if gpu else None,

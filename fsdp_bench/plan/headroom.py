@@ -59,12 +59,20 @@ def headroom_of(gpu: Gpu | None, communicators: Communicators, stated_bytes: int
 
 
 def as_stated(
-    hardware: Hardware | None, gpu_memory: str | int | None, profile: Calibration | None, cuda: str | None
+    hardware: Hardware | None,
+    gpu_memory: str | int | None,
+    profile: Calibration | None,
+    cuda: str | None,
+    power: str | float | None = None,
 ) -> Hardware | None:
-    """Return hardware with what is stated of its GPU: the usable memory, a calibration's context, a version of CUDA.
+    """Return hardware with what is stated of its GPU: usable memory, a calibration's context, CUDA's version, power.
 
-    Raises SpecError as ``sized`` and ``with_cuda``.
+    Raises SpecError as ``sized``, ``with_cuda`` and ``Gpu.under_power``.
     """
+    if power is not None:
+        if hardware is None:
+            raise SpecError("power: no GPU is named; server= or gpu=, or hardware=")
+        hardware = replace(hardware, gpu=hardware.gpu.under_power(power))
     if gpu_memory is not None:
         hardware = sized(hardware, gpu_memory, profile)
     elif hardware is not None:

@@ -19,6 +19,7 @@ from fsdp_bench.plan.speed import Speed, speed
 from fsdp_bench.rates.attention_time import CUDNN, kernel_of
 from fsdp_bench.rates.collectives import socket_is_assumed
 from fsdp_bench.rates.communicators import Communicators
+from fsdp_bench.rates.datasheet import products_efficiency
 from fsdp_bench.replay.host_memory import Build, host_memory
 from fsdp_bench.simulate import TORCH_VERSION
 from fsdp_bench.simulate.operators.kernels import Kernels, kernels_on, prefers_cudnn
@@ -247,7 +248,11 @@ def _note_before_sm80(gpu: Gpu) -> str:
 
 
 def _cuda_note(gpu: Gpu) -> str:
-    products = f"matrix products with the older cuBLAS of {gpu.name}'s entry" if gpu.has_older_cublas else ""
+    products = ""
+    if gpu.has_older_cublas and gpu.older_cublas is not None:
+        source = gpu.older_cublas.source
+        products = f"matrix products at {products_efficiency(gpu):.0%} of the peak, with the older cuBLAS"
+        products += f" ({source.title}, {source.date})"
     attention = "attention by FlashAttention-2" if prefers_cudnn(gpu) and kernel_of(gpu) != CUDNN else ""
     decided = ", ".join(filter(None, (products, attention))) or "no rate that is known to depend on it"
     return f"CUDA {gpu.cuda}: {decided}"

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from fsdp_bench.rates.datasheet import products_efficiency
 from fsdp_bench.spec.calibration_profile import Calibration, Profile, Scaling
 from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.setup import Float8, Offload, TrainSetup
@@ -118,14 +119,17 @@ def range_of(gpu: Gpu, setup: TrainSetup, is_over_pcie: bool = False) -> Range |
 
 
 def speed_range(
-    hardware: Hardware, setup: TrainSetup, is_over_pcie: bool, calibration: Calibration | None
+    hardware: Hardware, setup: TrainSetup, is_over_pcie: bool, calibration: Calibration | None, products: float
 ) -> Range | None:
-    """Return the range of a setup's speed by the rates that predict it; None for a machine's measured rates."""
+    """Return the range of a setup's speed by the rates that predict it; None for a machine's measured rates.
+
+    ``products``: the fraction of the step in matrix products.
+    """
     if isinstance(calibration, Profile):
         return None
     if calibration is not None and calibration.factors:
         return range_from_own_run(hardware.gpu, setup, hardware.num_nodes, calibration)
-    return range_of(hardware.gpu, setup, is_over_pcie)
+    return with_older_cuda(range_of(hardware.gpu, setup, is_over_pcie), hardware.gpu, products)
 
 
 def range_from_own_run(gpu: Gpu, setup: TrainSetup, num_nodes: int, run: Scaling) -> Range | None:
@@ -148,6 +152,25 @@ def range_from_own_run(gpu: Gpu, setup: TrainSetup, num_nodes: int, run: Scaling
         f" predicted {-found.lowest:.0%} too slow to {found.highest:.0%} too fast"
     )
     return Range(1 / (1 + found.highest), 1 / (1 + found.lowest), because)
+
+
+def with_older_cuda(span: Range | None, gpu: Gpu, products: float) -> Range | None:
+    """Return the range of a speed whose slow end is with an older cuBLAS, where nothing says the version of CUDA.
+
+    ``products``: the fraction of the step in matrix products, as predicted with the newer cuBLAS.
+    """
+    older = gpu.older_cublas
+    if span is None or older is None or gpu.cuda is not None:
+        return span
+    new, old = products_efficiency(gpu), products_efficiency(gpu.with_cuda("1.0"))
+    longer = products * (new / old - 1)
+    if longer < 0.005:
+        return span
+    return span._replace(
+        slowest=span.slowest / (1 + longer),
+        because=f"{span.because}; CUDA before {older.before_cuda} would take {longer:.0%} longer: matrix products at"
+        f" {old:.0%} of the peak, not {new:.0%} ({older.source.title}); --cuda says which",
+    )
 
 
 def range_of_script(gpu: Gpu, published: Range | None, is_on_gpu: bool) -> Range | None:

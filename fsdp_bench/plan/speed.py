@@ -6,6 +6,7 @@ from fsdp_bench.plan.ranges import Range, speed_range
 from fsdp_bench.rates.calibrated import rates_of
 from fsdp_bench.rates.datasheet import Datasheet, Rates, RatesWithoutCommunication
 from fsdp_bench.replay.schedule import StepTime, only_step_seconds, schedule
+from fsdp_bench.replay.step_parts import StepPart
 from fsdp_bench.simulate.operators.kernels import CPU_GLOO
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.calibration_profile import Calibration
@@ -92,6 +93,9 @@ def speed(
         uses_gloo = not kernels.is_cuda and setup.world_size > 1
         time = schedule(simulated.on(CPU_GLOO if uses_gloo else kernels).step(), rates, with_spans)
     source = None if rates is None else rates.source
+    span, products = None, time.parts.get(StepPart.MATRIX_PRODUCTS, 0.0)
+    if hardware is not None and source is not None:
+        span = speed_range(hardware, setup, is_over_pcie, profile, products / (time.step_seconds or 1.0))
     return Speed(
         time=time,
         tokens_per_step=num_tokens if model.has_tokens else None,
@@ -100,7 +104,7 @@ def speed(
         peak_flops_per_second=gpu.peak_flops_per_second(setup.precision.compute) if gpu and kernels.is_cuda else None,
         source=source,
         is_over_pcie=is_over_pcie,
-        range=None if hardware is None or source is None else speed_range(hardware, setup, is_over_pcie, profile),
+        range=span,
     )
 
 

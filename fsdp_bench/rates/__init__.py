@@ -2,6 +2,7 @@
 
 Read in this order:
     datasheet.py      rates from a GPU's datasheet
+    power.py          matrix products under a power limit
     attention_time.py how long attention takes
     calibrated.py     rates that were measured on a machine; which rates hardware has
     scaled.py         a datasheet's rates, scaled by a run of the user's own

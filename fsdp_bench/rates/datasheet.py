@@ -15,6 +15,7 @@ from typing import Protocol
 from fsdp_bench.rates.attention_time import FLASH_ATTENTION_2, MEMORY_EFFICIENT, attention_seconds, kernel_of
 from fsdp_bench.rates.collectives import ALL_TO_ALL, Groups, Topology, collective_seconds, groups_of
 from fsdp_bench.rates.communicators import channels_of
+from fsdp_bench.rates.power import efficiency_under_power
 from fsdp_bench.simulate.events import Work
 from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.pointwise import CASTING, STRIDED
@@ -226,6 +227,8 @@ class Datasheet:
             efficiency = self.gpu.fp8_matmul_efficiency or FP8_MATMUL_EFFICIENCY
         elif work.itemsize == 4:
             efficiency = FP32_EFFICIENCY
+        if work.itemsize != 4:
+            efficiency = efficiency_under_power(self.gpu, efficiency, is_fp8=work.itemsize == 1)
         tiles = _FP32_TILES if work.itemsize == 4 else _TILES
         fraction = tile_fraction((m, n, k), self.gpu.num_multiprocessors, multiprocessors, tiles)
         rate = peak * efficiency * fraction
@@ -263,6 +266,11 @@ class Datasheet:
         if work.name.startswith("optimizer"):
             return work.num_bytes / HOST_ADAM_BYTES_PER_SECOND
         return HOOK_SECONDS
+
+
+def products_efficiency(gpu: Gpu) -> float:
+    """Return the fraction of the 16-bit peak that a GPU's large matrix products reach, at its power limit."""
+    return efficiency_under_power(gpu, gpu.matmul_efficiency or MATMUL_EFFICIENCY)
 
 
 class RatesWithoutCommunication:

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from fsdp_bench.spec.checked import CaseInsensitiveEnum, Checked, Count, Positive, Rate
 from fsdp_bench.spec.errors import SpecError, not_allowed, shown
+from fsdp_bench.spec.units import parse_watts
 
 Efficiency = Annotated[float, Meta(ge=0.001, le=1)]
 """A fraction of a peak."""
@@ -63,6 +64,48 @@ class OlderCublas(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
         cuda_version(self.before_cuda)
 
 
+class ClockUnderPower(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What large matrix products with random numbers do at a power limit, from which other limits follow."""
+
+    limit_watts: Positive
+    matmul_efficiency: Efficiency
+    """The fraction of the 16-bit peak at this limit."""
+    clock_mhz: Positive
+    """The SM clock at which they run."""
+    static_watts: Positive
+    """The power that does not fall with the clock."""
+    voltage: tuple[tuple[Positive, Positive], ...]
+    """Clocks in MHz, in increasing order, each with its voltage in any unit. It is constant below the first, and linear
+    between two; the last is the highest clock."""
+    source: Source
+
+    def _check(self) -> None:
+        clocks = [clock for clock, _ in self.voltage]
+        if not clocks or clocks != sorted(set(clocks)) or self.clock_mhz > clocks[-1]:
+            raise SpecError("voltage: clocks in increasing order, of which the last is not below clock_mhz")
+        if self.static_watts >= self.limit_watts:
+            raise SpecError(f"static_watts: {self.static_watts:g} is not allowed; less than limit_watts")
+
+
+class PowerLimits(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The power limits of a GPU, as nvidia-smi -q -d POWER names them."""
+
+    default_watts: Positive
+    lowest_watts: Positive | None = None
+    highest_watts: Positive | None = None
+    """None: the default."""
+    source: Source
+    clock: ClockUnderPower | None = None
+    """None where it is not known how much a lower limit slows down the GPU."""
+
+
+class StatedPower(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The power limit of each GPU of a server, where a document or nvidia-smi's output there says it."""
+
+    watts: Positive
+    source: Source
+
+
 class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One GPU: one CUDA device in torch."""
 
@@ -90,6 +133,10 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The same with an older cuBLAS, where that is published and differs."""
     cuda: str | None = None
     """The version of CUDA of the torch in use, ``12.1``; None for a recent one. Never in the built-in catalogue."""
+    power: PowerLimits | None = None
+    power_limit_watts: Positive | None = None
+    """The power limit in force; None for the default. Never in the built-in catalogue."""
+    power_limit_source: Source | None = None
     fp8_matmul_efficiency: Efficiency | None = None
     """The fraction of the fp8 peak that the fastest large matrix products reach, at the clock that they run at."""
     fp8_matmul_efficiency_source: Source | None = None
@@ -124,6 +171,31 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(
             found, matmul_efficiency=older.matmul_efficiency, matmul_efficiency_source=older.source
         )
+
+    def under_power(self, limit: str | float, source: Source | None = None) -> Gpu:
+        """Return the GPU under a power limit: ``"500W"``, or watts. Its rates follow from it (rates/power.py).
+
+        ``source``: who says it; by default the user.
+
+        Raises SpecError for anything else, and for a limit that the GPU cannot have or that is not known to slow it.
+        """
+        watts, power = parse_watts(limit, "power"), self.power
+        if power is None:
+            raise SpecError(f"power: {watts:g} W is not allowed; the default limit of {self.name} is not known")
+        low, high = power.lowest_watts or 0, power.highest_watts or power.default_watts
+        if not low <= watts <= high:
+            least = f"{low:g} to" if low else "up to"
+            raise SpecError(f"power: {watts:g} W is not allowed; {least} {high:g} W on {self.name}")
+        if power.clock is None and watts != power.default_watts:
+            default = f"its default of {power.default_watts:g} W"
+            raise SpecError(f"power: {watts:g} W is not allowed; how slow {self.name} is below {default} is not known")
+        source = source or Source(title="as stated, --power", date="")
+        return msgspec.structs.replace(self, power_limit_watts=watts, power_limit_source=source)
+
+    @property
+    def limit_watts(self) -> float | None:
+        """The power limit in force: as stated, else the default. None if neither is known."""
+        return self.power_limit_watts or (self.power.default_watts if self.power else None)
 
     @property
     def is_before_sm80(self) -> bool:
@@ -236,6 +308,8 @@ class Server(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Host memory of the machine. The operating system and the data loader use part of it."""
     power_watts: Positive | None = None
     """The most electric power that the machine takes, as its maker states it."""
+    gpu_power: StatedPower | None = None
+    """The power limit of each GPU. None if that is not documented: then the GPU's default is assumed."""
     num_vcpus: Count | None = None
     """Hardware threads, as cloud providers count."""
     num_cores: Count | None = None

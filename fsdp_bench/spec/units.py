@@ -42,6 +42,15 @@ def parse_count(value: str | int, field: str = "count") -> int:
     return _parse(value, field, "count", "'7B' or '124M'", _COUNT_UNITS, no_unit)
 
 
+def parse_watts(value: str | float, field: str = "power") -> float:
+    """Read ``"500W"``, ``"0.5kW"`` or a number of watts; return watts.
+
+    Raises SpecError for anything else, and for power that is not positive.
+    """
+    whole = round(value) if isinstance(value, float) else value
+    return _parse(whole, field, "power", "'500W'", {"w": 1, "kw": 1000}, "has no unit of power; W or kW")
+
+
 def _parse(value: str | int, field: str, what: str, example: str, units: dict[str, int], no_unit: str) -> int:
     size: float
     if isinstance(value, int) and not isinstance(value, bool):

@@ -25,6 +25,17 @@ def test_a_server_is_shown_with_its_links_its_gpu_and_their_sources() -> None:
         assert part in text
 
 
+def test_a_servers_power_limit_is_shown_with_its_source_or_as_not_documented() -> None:
+    for name, *parts in (
+        ("p4d.24xlarge", "GPU power limit 400 W source mludvig/aws-ethereum-miner pull request 5"),
+        ("p5.48xlarge", "GPU power limit not documented; the GPU's default is assumed: 700 W", "700 W, 200 W at least"),
+        ("ND-MI300X-v5", "GPU power limit not documented host memory", "default power limit unknown"),
+        ("B200", "1000 W; what less would cost is unknown"),
+    ):
+        text = " ".join(stdout_of("servers", name).split())
+        assert all(part in text for part in parts), name
+
+
 def test_a_gpu_is_shown_by_its_own_name() -> None:
     printed = stdout_of("servers", "mi300x")
     assert "AMD Instinct MI300X" in printed

@@ -248,6 +248,43 @@ def test_compiled_blocks_are_predicted_and_the_answer_says_what_they_are() -> No
     assert "(predicted, for compiled blocks)" in text
 
 
+def test_a_power_limit_is_part_of_the_hardware_and_slows_matrix_products_alone() -> None:
+    """An H100's run at a constant voltage: (500 - 72) of (700 - 72) W of power above the static one is the clock."""
+    asked = (*LLAMA, "--cuda", "12.8")
+    limited, default = document(*asked, "--power", "500W"), document(*asked)
+    assert (limited["server"]["gpu_power_watts"], default["server"]["gpu_power_watts"]) == (500, 700)
+    assert limited["server"]["gpu_power_source"]["title"] == "as stated, --power"
+    slow, fast = (one["time"]["parts_seconds"] for one in (limited, default))
+    ratios = {part: slow[part] / fast[part] for part in ("matrix_products", "attention", "optimizer")}
+    assert ratios.pop("matrix_products") == pytest.approx(628 / 428, rel=0.02)  # few are bound by memory
+    assert list(ratios.values()) == pytest.approx([1.0, 1.0], rel=0.03)  # other collectives run beside them
+    assert limited["memory"] == default["memory"]
+    text = " ".join(run_command("predict", *asked, "--power", "500W").stdout.split())
+    assert "hardware 1 x p5.48xlarge (8 x H100-SXM at 500 W)" in text
+    assert "power limit 500 W of each GPU: as stated, --power" in text
+    assert "at 700 W" not in run_command("predict", *asked).stdout
+
+
+def test_an_unknown_version_of_cuda_is_in_the_range_with_its_evidence() -> None:
+    """The slow end is that of --cuda 12.4, or a little slower."""
+    unknown, newer, older = (document(*LLAMA, *cuda)["time"] for cuda in ((), ("--cuda", "13.0"), ("--cuda", "12.4")))
+    assert unknown["step_seconds"] == newer["step_seconds"]
+    assert unknown["step_seconds_range"][0] == newer["step_seconds_range"][0]
+    attention = older["parts_seconds"]["attention"] - newer["parts_seconds"]["attention"]  # CUDA 13's is cuDNN's
+    longest = unknown["step_seconds_range"][1]
+    ratio = newer["step_seconds_range"][1] / newer["step_seconds"]
+    slowest = (older["step_seconds"] - attention) * ratio
+    assert slowest <= longest <= 1.02 * slowest  # collectives hide behind some of the longer products
+    text = " ".join(run_command("predict", *LLAMA).stdout.split())
+    assert "CUDA before 12.5 would take" in text
+    assert "matrix products at 57% of the peak, not 75% (pytorch/pytorch issue 100850" in text
+    older_text = " ".join(run_command("predict", *LLAMA, "--cuda", "12.4").stdout.split())
+    assert "CUDA 12.4: matrix products at 57% of the peak, with the older cuBLAS (pytorch/pytorch" in older_text
+    assert "would take" not in older_text
+    limited = " ".join(run_command("predict", *LLAMA, "--power", "500W").stdout.split())
+    assert "CUDA before 12.5 would take" not in limited  # at 500 W both reach what the power allows
+
+
 def test_the_parts_of_a_step_add_up_and_an_older_cublas_is_slower() -> None:
     """Host work and the optimizer are among them; ``--cuda`` says which cuBLAS multiplies."""
     steps = {}

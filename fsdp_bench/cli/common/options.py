@@ -46,6 +46,7 @@ class SetupOptions:
     nodes: int | None = None
     gpus_per_node: int | None = None
     world_size: int | None = None
+    power: str | None = None
     catalog: Path | None = None
     step: Mapping[str, Any] = field(default_factory=dict)
     """Options that set a field of TrainSetup (OPTIONS), by their names. One that was not given is None or not there."""
@@ -156,6 +157,7 @@ _HARDWARE = {
     "--nodes N": "Servers; 1 by default.",
     "--gpus-per-node N": "GPUs used on each; by default all of the server's.",
     "--world-size N": "GPUs in total, instead of --nodes.",
+    "--power 500W": "Power limit of each GPU (nvidia-smi -pl); by default the server's, else the GPU's own.",
     "--catalog FILE": "A TOML file that adds to the catalogue or overrides it.",
 }
 _DEFAULTS = {

@@ -395,4 +395,5 @@ def _place(options: SetupOptions, catalog: Catalog) -> Placement:
     each = options.gpus_per_node
     if _assumes_gpus(options) and (options.nodes or 1) > 1:
         each = USUAL_GPUS_PER_NODE
+    catalog = catalog.under_power(options.power)
     return find_placement(options.gpu, options.server, options.nodes, each, options.world_size, catalog)

@@ -15,7 +15,7 @@ from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.files import read_document
 
-_OF_SERVER = ("gpu", "num_nodes", "gpus_per_node", "gpu_memory_bytes")
+_OF_SERVER = ("gpu", "num_nodes", "gpus_per_node", "gpu_memory_bytes", "stated_power_watts")
 _OF_RUN = ("command", "world_size", "rank", "num_steps", "torch", "cuda", "allocator_settings")
 
 

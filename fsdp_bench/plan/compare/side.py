@@ -146,7 +146,7 @@ def _side(found: AnswerDocument, name: str) -> Side:
         facts={
             **{key: getattr(server, key) for key in ("gpu", "num_nodes", "gpus_per_node", "gpu_memory_bytes")},
             **{key: getattr(found, key) for key in ("torch", "kernels", "expandable_segments", "load")},
-            **{"server": server.name, "rates": time.rates},
+            **{"server": server.name, "gpu_power_watts": server.stated_power_watts, "rates": time.rates},
         },
         peaks=_known(memory, KINDS),
         reserved_source=memory.peak_reserved_source or found.source,

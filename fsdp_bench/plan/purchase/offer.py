@@ -20,6 +20,7 @@ from fsdp_bench.plan.purchase.goal import SECONDS_PER_DAY, Goal, Terms
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.ranges import PeakRange, Range, peak_range, speed_range
 from fsdp_bench.rates.collectives import is_over_pcie
+from fsdp_bench.rates.datasheet import products_efficiency
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.codec import to_builtins
 from fsdp_bench.spec.hardware import Hardware
@@ -65,6 +66,8 @@ class OfferDocument(msgspec.Struct, frozen=True, kw_only=True):
 
     server: str
     gpu: str
+    gpu_power_watts: float | None = None
+    """The power limit of each GPU, if it is not the GPU's default."""
     num_nodes: Count
     num_gpus: Count
     setup: TrainSetup | None = None
@@ -265,6 +268,7 @@ class Offer(ABC):
         return OfferDocument(
             server=self.cluster.server.name,
             gpu=self.cluster.gpu.name,
+            gpu_power_watts=self.cluster.gpu.power_limit_watts,
             num_nodes=self.cluster.num_nodes,
             num_gpus=self.cluster.world_size,
             memory=memory,
@@ -324,9 +328,11 @@ class SettingOffer(Offer):
     @cached_property
     def range(self) -> Range | None:
         """The range of its speed."""
-        cluster = self.cluster
+        cluster, setup = self.cluster, self.timed.setup
+        flops, peak = self.goal.model.hardware_flops_per_token(setup), cluster.gpu.peak_flops_per_second("bf16")
+        products = (flops or 0.0) * self.tokens_per_second_per_gpu / (peak or 1.0) / products_efficiency(cluster.gpu)
         over_pcie = is_over_pcie(cluster) and cluster.gpus_per_node > 1
-        return speed_range(cluster, self.timed.setup, over_pcie, self.goal.calibration)
+        return speed_range(cluster, setup, over_pcie, self.goal.calibration, min(products, 1.0))
 
     @property
     def text(self) -> str:

@@ -95,7 +95,7 @@ def kinds_of(catalog: Catalog, names: Sequence[str]) -> list[ServerType]:
     """Return the servers of a catalogue that are named, by default all."""
     servers = [catalog.server(name) for name in names] or catalog.servers()
     return [
-        ServerType(one, catalog.gpu(one.gpu), catalog.price(one), one.gpus_per_node) for one in dict.fromkeys(servers)
+        ServerType(one, catalog.gpu_of(one), catalog.price(one), one.gpus_per_node) for one in dict.fromkeys(servers)
     ]
 
 

@@ -46,11 +46,12 @@ def model_text(model: ModelDocument) -> str:
 
 def hardware_text(server: HardwareDocument, world_size: object) -> str:
     """Return the hardware as text: ``2 x p5.48xlarge (16 x H100-SXM)``, GPUs without a server, or ranks on a CPU."""
+    limit = "" if server.stated_power_watts is None else f" at {server.stated_power_watts:g} W"
     if server.name is None:
-        return f"{world_size} x {server.gpu or 'CPU'}"
+        return f"{world_size} x {server.gpu or 'CPU'}{limit}"
     each, nodes = server.gpus_per_node, server.num_nodes
     gpus = nodes * each if nodes and each else world_size
-    return f"{f'{nodes} x ' if nodes else ''}{server.name} ({gpus} x {server.gpu})"
+    return f"{f'{nodes} x ' if nodes else ''}{server.name} ({gpus} x {server.gpu}{limit})"
 
 
 def hardware_facts(answers: Sequence[AnswerDocument], prefix: str = "") -> list[Fact]:
@@ -70,6 +71,8 @@ def hardware_facts(answers: Sequence[AnswerDocument], prefix: str = "") -> list[
         texts = [hardware_text(one.server, one.setup.get("world_size")) for _, one in sorted(sizes.items())]
         name = texts[-1] if prefix or len(texts) == 1 else f"{texts[0]} to {texts[-1]}"
         facts.append(("hardware", f"{prefix}{name}" if kind.gpu else "none named"))
+        if server.gpu_power_source is not None:
+            facts.append(("power limit", f"{server.gpu_power_watts:g} W of each GPU: {server.gpu_power_source.title}"))
         source, usable = server.gpu_memory_source, server.gpu_memory_bytes
         if usable is not None:
             read = f": {source.title} ({source.date})" if source else ""

@@ -112,7 +112,8 @@ def stated_price(plan: PlanDocument) -> str:
 
 
 def _where(offer: OfferDocument) -> str:
-    return f"{offer.num_nodes} x {offer.server} ({offer.num_gpus} {offer.gpu})"
+    limit = "" if offer.gpu_power_watts is None else f" at {offer.gpu_power_watts:g} W"
+    return f"{offer.num_nodes} x {offer.server} ({offer.num_gpus} {offer.gpu}{limit})"
 
 
 def _speed_text(offer: OfferDocument) -> str:

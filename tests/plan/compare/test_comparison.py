@@ -198,6 +198,11 @@ def test_options_in_quotes_add_to_those_of_both_and_count_first() -> None:
     assert found["why"]
 
 
+def test_a_power_limit_is_a_difference_of_the_hardware() -> None:
+    found = json_of("compare", "--power 700W", "--power 500W", "--model", "gpt2", "--gpu", "H100-SXM")
+    assert [(one["name"], one["a"], one["b"]) for one in found["fields"]] == [("gpu_power_watts", 700, 500)]
+
+
 def test_options_and_the_file_that_predict_prints_are_the_same_setup(tmp_path: Path) -> None:
     path = tmp_path / "predicted.json"
     path.write_text(run_command("predict", *BOTH, "--checkpointing", "full", "--json").stdout)

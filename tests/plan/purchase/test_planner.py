@@ -12,6 +12,7 @@ from msgspec.structs import replace as struct_replace
 from fsdp_bench.catalog.loader import BUILT_IN
 from fsdp_bench.catalog.lookup import adapted_model, in_other_code, model
 from fsdp_bench.plan.prediction import answer
+from fsdp_bench.plan.purchase.document import document
 from fsdp_bench.plan.purchase.fastest import Timed
 from fsdp_bench.plan.purchase.goal import Goal, can_run, micro_batches, settings, setup_of
 from fsdp_bench.plan.purchase.offer import SettingOffer
@@ -21,6 +22,7 @@ from fsdp_bench.plan.purchase.searched import ServerType
 from fsdp_bench.plan.purchase.simulated import Simulated
 from fsdp_bench.plan.question import Question
 from fsdp_bench.plan.ranges import peak_range, prediction_errors
+from fsdp_bench.report.text.plan import plan_text
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.lora import LoRA
@@ -233,6 +235,17 @@ def test_an_offer_fits_with_its_headroom_and_has_the_time_of_predict() -> None:
     setup = offer.timed.setup
     made = setup.tokens_per_step_per_rank * setup.world_size
     assert made == pytest.approx(2**20, rel=0.1)
+
+
+def test_a_power_limit_makes_the_same_setting_slower_and_stands_in_the_answer() -> None:
+    default, limited = (
+        plan(goal("Llama-3.1-8B", FULL), kinds_of(BUILT_IN.under_power(limit), ["p5.48xlarge"]), (1,))
+        for limit in (None, "500W")
+    )
+    fast, slow = (one.picked.winner.tokens_per_second_per_gpu for one in (default, limited))
+    assert 1.2 < fast / slow < 628 / 428  # products, which take 628 / 428 as long, are most of the step
+    assert "(8 H100-SXM at 500 W)" in plan_text(document(limited, with_step=False))
+    assert "(8 H100-SXM)" in plan_text(document(default, with_step=False))
 
 
 def test_a_deadline_is_met_at_the_slow_end_by_the_cheapest() -> None:

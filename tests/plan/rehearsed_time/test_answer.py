@@ -27,9 +27,14 @@ def report(step: StepWriter | None, num_steps: int = 4, **more: Any) -> Rehearsa
 
 
 def answer(
-    step: StepWriter, server: str | None = "p5.48xlarge", tokens: int | None = None, **more: Any
+    step: StepWriter,
+    server: str | None = "p5.48xlarge",
+    tokens: int | None = None,
+    power: str | None = None,
+    **more: Any,
 ) -> RehearsedTime:
-    place = find_placement(None if server else "H100-SXM", server, None, None, None if server else 8, BUILT_IN)
+    catalog = BUILT_IN.under_power(power)
+    place = find_placement(None if server else "H100-SXM", server, None, None, None if server else 8, catalog)
     return rehearsed_times([report(step, **more)], place.hardware, tokens)[REPORT.rank]
 
 
@@ -172,6 +177,18 @@ def test_the_cuda_of_the_rehearsed_torch_decides_how_fast_it_multiplies_and_whic
     attention = {cuda: found["aten::scaled_dot_product_attention"] - KERNEL_SECONDS for cuda, found in seconds.items()}
     assert attention["12.1"] == pytest.approx(attention["12.8"])
     assert attention["12.8"] / attention["13.0"] == pytest.approx(591 / 319)
+
+
+def test_a_power_limit_slows_products_down_whichever_cuda_was_rehearsed() -> None:
+    """At 500 W an older cuBLAS's reach what the power allows, too: (500 - 72) / (700 - 72) of the newer one's."""
+    step = StepWriter()
+    step.product(4096, 8192, 8192)
+    seconds = [
+        answer(step, cuda=cuda, power=power).parts[0].seconds
+        for cuda, power in (("13.0", None), ("13.0", "500W"), ("12.1", "500W"))
+    ]
+    assert seconds[1] / seconds[0] == pytest.approx(628 / 428, rel=1e-3)
+    assert seconds[2] == pytest.approx(seconds[1], rel=2e-3)
 
 
 # -- several dimensions of parallelism ---------------------------------------------------------------------------------

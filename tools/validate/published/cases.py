@@ -137,6 +137,8 @@ def _inputs(row: Mapping[str, str]) -> CaseInputs:
         text = row[one.encode_name]
         blank = "" if one.type is str else None
         given[one.name] = (int(float(text)) if one.type == (int | None) else text) if text else blank
+    for name in ("sharding", "checkpointing"):  # what follows in brackets explains it
+        given[name] = str(given[name]).partition(" (")[0] if given[name] else None
     return CaseInputs(**{**given, "step": _torchtune_step(row["notes"])})  # type: ignore[arg-type]
 
 
@@ -190,6 +192,8 @@ _GPUS = {
     ("A100-SXM4-40GB", 40): ("A100-SXM-40GB", "p4d.24xlarge"),
     ("H100 80GB", 80): ("H100-SXM", "p5.48xlarge"),
     ("H100", 96): ("H100-SXM-96GB", "p5.48xlarge"),
+    ("H100 96GB HBM2e 500W", 96): ("H100-SXM-96GB", "p5.48xlarge"),
+    ("A100-SXM-80GB", 80): ("A100-SXM-80GB", "p4de.24xlarge"),
 }
 """The catalogue's GPU, and a server with such GPUs and NVSwitch, by the sources' name of the GPU."""
 

@@ -249,7 +249,7 @@ def _errors(name: str, found: Sequence[float | None]) -> str:
     worst = max(errors, key=abs)
     within = sum(size <= WITHIN for size in sizes)
     return (
-        f"  {name:<34}{len(errors)} peaks, median |error| {median(sizes):.1%}, worst {worst:+.1%},"
+        f"  {name:<33} {len(errors)} peaks, median |error| {median(sizes):.1%}, worst {worst:+.1%},"
         f" {within} within {WITHIN:.0%}"
     )
 

@@ -54,11 +54,11 @@ def script_errors(folder: Path = MEASURED_SCRIPTS) -> ScriptErrors:
 def speed_errors(rows: Iterable[SpeedRow]) -> SpeedErrors:
     """Return the range of the errors of speed, and how many runs of each publisher the others' range holds."""
     compared = [row for row in rows if row.error is not None]
-    families = sorted({row.family for row in compared})
+    families = sorted({row.publisher for row in compared})
     held_out = {}
     for family in families:
-        own = [row.error or 0.0 for row in compared if row.family == family]
-        low, high = central_errors(row for row in compared if row.family != family)
+        own = [row.error or 0.0 for row in compared if row.publisher == family]
+        low, high = central_errors(row for row in compared if row.publisher != family)
         held_out[family] = HeldOut(len(own), sum(low <= error <= high for error in own))
     low, high = central_errors(compared)
     return SpeedErrors(
@@ -110,7 +110,7 @@ def central_errors(rows: Iterable[SpeedRow]) -> tuple[float, float]:
     """Return the smallest and the largest of the central errors; each publisher counts as much as any other."""
     by_family: dict[str, list[float]] = defaultdict(list)
     for row in rows:
-        by_family[row.family].append(row.error or 0.0)
+        by_family[row.publisher].append(row.error or 0.0)
     weighted = sorted((error, 1 / len(errors)) for errors in by_family.values() for error in errors)
     total, below, low = float(len(by_family)), 0.0, weighted[0][0]
     for error, weight in weighted:

@@ -69,6 +69,16 @@ FRAMEWORKS = {
         cuda="12.1",
         recomputes_every_second_product="torchtrain/parallelisms/parallelize_llama.py, mm_count % 2",
     ),
+    "torchtitan-h100-202412": Framework(
+        1.0,
+        (
+            "units: each block and the root (torchtitan/parallelisms/parallelize_llama.py)",
+            "gradients clipped to norm 1.0 (train.py, training.max_norm)",
+            "version of CUDA not stated: cuBLAS of 12.4 (torch 2.6 and the nightly builds of December 2024)",
+        ),
+        cuda="12.4",
+        recomputes_every_second_product="torchtitan/parallelisms/parallelize_llama.py, mm_count % 2",
+    ),
     "litgpt-thunder": Framework(
         None,
         (

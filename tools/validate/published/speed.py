@@ -26,10 +26,11 @@ from tools.validate.published.setups import FRAMEWORKS, LLM_FOUNDRY, Plan, is_la
 _WRITES_NORMS_IN_PYTHON = {
     "ibm-fms-fsdp": "fms/modules/layernorm.py",
     "torchtitan-pr165": "torchtrain/models/llama/model.py",
+    "torchtitan-h100-202412": "torch.nn.RMSNorm, aten/src/ATen/native/layer_norm.cpp of torch 2.6, rms_norm",
 }
-"""Publishers whose RMSNorm runs as elementary operators in fp32."""
+"""Publishers whose RMSNorm runs as elementary operators in fp32, and where that is written."""
 
-COMPARED = (LLM_FOUNDRY, "ibm-fms-fsdp", "torchtitan-pr165")
+COMPARED = (LLM_FOUNDRY, "ibm-fms-fsdp", "torchtitan-pr165", "torchtitan-h100-202412")
 """Publishers whose code was read for effects on time."""
 
 _USUAL_SERVER = "DGX-H100"
@@ -61,6 +62,11 @@ class SpeedRow(msgspec.Struct, frozen=True, kw_only=True):
     """Predicted fraction of the step with exposed communication."""
     assumptions: tuple[str, ...] = ()
     reason: str | None = None
+
+    @property
+    def publisher(self) -> str:
+        """The publisher, which may have several families of rows."""
+        return "torchtitan" if self.family.startswith("torchtitan") else self.family
 
 
 class SpeedGroup(msgspec.Struct, frozen=True, kw_only=True):
