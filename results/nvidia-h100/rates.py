@@ -1,6 +1,6 @@
 """Times of single operators, float8 products, power under load, allocation retries, and the host, on one GPU.
 
-    python rates.py OUT.json
+python rates.py OUT.json
 """
 
 import json
@@ -138,7 +138,9 @@ def operators():
                 "masked_fill": lambda: x.masked_fill(x > 1, 0.0),
                 "where": lambda: torch.where(mask, 0.0, 1.0),
                 "embedding": lambda: F.embedding(ids, table),
-                "embedding_backward": lambda: torch.ops.aten.embedding_dense_backward(g.view(T, D), ids, 32000, -1, False),
+                "embedding_backward": lambda: torch.ops.aten.embedding_dense_backward(
+                    g.view(T, D), ids, 32000, -1, False
+                ),
                 "index rows": lambda: x.view(T, D)[ids % T],
                 "index_select": lambda: x.view(T, D).index_select(0, ids % T),
                 "layer_norm": lambda: F.layer_norm(x, (D,), w, w),
@@ -192,7 +194,18 @@ def operators():
             "_foreach_copy_ bf16 to fp32": lambda: torch._foreach_copy_(g, half),
             "_foreach_copy_ fp32 to bf16": lambda: torch._foreach_copy_(half, g),
             "_fused_adamw_": lambda: torch._fused_adamw_(
-                p, g, a, b, [], steps, lr=0.0, beta1=0.9, beta2=0.95, weight_decay=0.1, eps=1e-8, amsgrad=False,
+                p,
+                g,
+                a,
+                b,
+                [],
+                steps,
+                lr=0.0,
+                beta1=0.9,
+                beta2=0.95,
+                weight_decay=0.1,
+                eps=1e-8,
+                amsgrad=False,
                 maximize=False,
             ),
         }.items():
@@ -207,15 +220,24 @@ def products():
     e4 = torch.float8_e4m3fn
     for m in (4096, 8192, 16384):
         for n, k in ((4096, 4096), (6144, 4096), (14336, 4096), (28672, 4096), (4096, 14336), (8192, 8192)):
-            a, b = torch.randn(m, k, device="cuda", dtype=torch.bfloat16), torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
+            a, b = (
+                torch.randn(m, k, device="cuda", dtype=torch.bfloat16),
+                torch.randn(n, k, device="cuda", dtype=torch.bfloat16),
+            )
             one = torch.tensor(1.0, device="cuda")
             ra, rb = torch.ones(m, 1, device="cuda"), torch.ones(1, n, device="cuda")
             a8, b8 = a.to(e4), b.to(e4)
             for name, call in {
                 "bf16": lambda: a @ b.t(),
-                "tensorwise fast": lambda: torch._scaled_mm(a8, b8.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True),
-                "tensorwise": lambda: torch._scaled_mm(a8, b8.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=False),
-                "rowwise fast": lambda: torch._scaled_mm(a8, b8.t(), ra, rb, out_dtype=torch.bfloat16, use_fast_accum=True),
+                "tensorwise fast": lambda: torch._scaled_mm(
+                    a8, b8.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True
+                ),
+                "tensorwise": lambda: torch._scaled_mm(
+                    a8, b8.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=False
+                ),
+                "rowwise fast": lambda: torch._scaled_mm(
+                    a8, b8.t(), ra, rb, out_dtype=torch.bfloat16, use_fast_accum=True
+                ),
                 "rowwise": lambda: torch._scaled_mm(a8, b8.t(), ra, rb, out_dtype=torch.bfloat16, use_fast_accum=False),
             }.items():
                 try:
@@ -238,9 +260,15 @@ def power():
         found["limits_w"] = repr(error)
     sides = 8192
     dense = lambda dtype: torch.randn(sides, sides, device="cuda").to(dtype)
-    kinds = {"zeros": lambda x: x.zero_(), "random": lambda x: x, "ones": lambda x: x.fill_(1.0),
-             "few bits": lambda x: x.copy_((x > 0).to(x.dtype)), "half zeros": lambda x: x.mul_((torch.rand_like(x.float()) > 0.5).to(x.dtype)),
-             "nine tenths zeros": lambda x: x.mul_((torch.rand_like(x.float()) > 0.9).to(x.dtype)), "small integers": lambda x: x.copy_(torch.randint(-4, 5, x.shape, device="cuda").to(x.dtype))}
+    kinds = {
+        "zeros": lambda x: x.zero_(),
+        "random": lambda x: x,
+        "ones": lambda x: x.fill_(1.0),
+        "few bits": lambda x: x.copy_((x > 0).to(x.dtype)),
+        "half zeros": lambda x: x.mul_((torch.rand_like(x.float()) > 0.5).to(x.dtype)),
+        "nine tenths zeros": lambda x: x.mul_((torch.rand_like(x.float()) > 0.9).to(x.dtype)),
+        "small integers": lambda x: x.copy_(torch.randint(-4, 5, x.shape, device="cuda").to(x.dtype)),
+    }
     runs = {}
     for kind, fill in kinds.items():
         a, b = fill(dense(torch.bfloat16)), fill(dense(torch.bfloat16))
@@ -251,8 +279,15 @@ def power():
     into = torch.empty_like(big)
     runs["copy"] = (lambda: into.copy_(big), 8 << 29)
     runs["strided multiply"] = (lambda: torch.mul(big.view(-1, 4096), big[:4096], out=into.view(-1, 4096)), 8 << 29)
-    e4a, e4b, one = dense(torch.bfloat16).to(torch.float8_e4m3fn), dense(torch.bfloat16).to(torch.float8_e4m3fn).t(), torch.tensor(1.0, device="cuda")
-    runs["fp8 product of random"] = (lambda: torch._scaled_mm(e4a, e4b, one, one, out_dtype=torch.bfloat16, use_fast_accum=True), 2 * sides**3)
+    e4a, e4b, one = (
+        dense(torch.bfloat16).to(torch.float8_e4m3fn),
+        dense(torch.bfloat16).to(torch.float8_e4m3fn).t(),
+        torch.tensor(1.0, device="cuda"),
+    )
+    runs["fp8 product of random"] = (
+        lambda: torch._scaled_mm(e4a, e4b, one, one, out_dtype=torch.bfloat16, use_fast_accum=True),
+        2 * sides**3,
+    )
     torch.cuda.synchronize()
     time.sleep(1.0)
     found["idle"] = [nv.nvmlDeviceGetPowerUsage(handle) / 1e3, nv.nvmlDeviceGetClockInfo(handle, 1)]
@@ -262,7 +297,17 @@ def power():
         def sample():
             while not done.is_set():
                 try:
-                    samples.append([nv.nvmlDeviceGetPowerUsage(handle) / 1e3, nv.nvmlDeviceGetClockInfo(handle, 1), nv.nvmlDeviceGetClockInfo(handle, 2), nv.nvmlDeviceGetCurrentClocksEventReasons(handle) if hasattr(nv, "nvmlDeviceGetCurrentClocksEventReasons") else nv.nvmlDeviceGetCurrentClocksThrottleReasons(handle), nv.nvmlDeviceGetTemperature(handle, 0)])
+                    samples.append(
+                        [
+                            nv.nvmlDeviceGetPowerUsage(handle) / 1e3,
+                            nv.nvmlDeviceGetClockInfo(handle, 1),
+                            nv.nvmlDeviceGetClockInfo(handle, 2),
+                            nv.nvmlDeviceGetCurrentClocksEventReasons(handle)
+                            if hasattr(nv, "nvmlDeviceGetCurrentClocksEventReasons")
+                            else nv.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+                            nv.nvmlDeviceGetTemperature(handle, 0),
+                        ]
+                    )
                 except Exception as error:
                     samples.append(repr(error)[:80])
                 time.sleep(0.1)
@@ -278,7 +323,9 @@ def power():
                 call()
             count += 20
             if asked is None and time.perf_counter() - begin > 1.2:
-                asked = subprocess.Popen(["nvidia-smi", "-q", "-d", "VOLTAGE,POWER,CLOCK"], stdout=subprocess.PIPE, text=True)
+                asked = subprocess.Popen(
+                    ["nvidia-smi", "-q", "-d", "VOLTAGE,POWER,CLOCK"], stdout=subprocess.PIPE, text=True
+                )
             torch.cuda.synchronize()
         spent = time.perf_counter() - begin
         done.set()
