@@ -35,7 +35,7 @@ class HeldOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SpeedErrors(Errors, frozen=True, forbid_unknown_fields=True):
-    """The errors of published speeds: the central 95 % of them, each publisher counting alike."""
+    """The errors of speed between which 90 % of a further publisher's runs are expected, by the published runs."""
 
     gpus: tuple[str, ...]
     """Generations of GPUs: ``A100``, ``H100``."""
@@ -96,26 +96,54 @@ _OVER_PCIE = (3.9, 8.7)
 LONGER_OVER_PCIE = f"two published runs on A10Gs took {_OVER_PCIE[0]} and {_OVER_PCIE[1]} times as long"
 
 
-def range_of(gpu: Gpu, setup: TrainSetup, is_over_pcie: bool = False) -> Range | None:
-    """Return the range of a setup's speed on a GPU; None if no published run was ever compared that resembles it.
+_UNCOMPARED = (0.3, 1.2)
+"""Multiples of the predicted speed that are assumed possible where no run was ever compared."""
+_MOST_GPUS = 512
+"""The most GPUs of a compared run."""
+
+
+def range_of(gpu: Gpu, setup: TrainSetup, is_over_pcie: bool = False) -> Range:
+    """Return the range of a setup's speed on a GPU: a wide one, with its reason, where no run like it was compared.
 
     ``is_over_pcie``: whether PCIe alone joins the GPUs of a node. Then it may be as slow as the slowest published run.
     """
     found = prediction_errors().speed
+    unlike = _unlike_compared(gpu, setup)
     if is_over_pcie and _resembles_published(setup):
         return Range(1 / max(_OVER_PCIE), 1.0, f"over PCIe {LONGER_OVER_PCIE} as predicted", is_like_published=False)
-    if gpu.name.split("-")[0] not in found.gpus or "SXM" not in gpu.name.upper():  # no run on a PCIe card was compared
-        return None
-    if not _resembles_published(setup):
-        return None
+    if unlike is not None:
+        slowest, fastest = _UNCOMPARED
+        because = f"no run {unlike} was ever compared: {slowest:g} to {fastest:g} times the predicted speed is assumed"
+        return Range(slowest, fastest, because, is_like_published=False)
     slowest, fastest = 1 / (1 + found.highest), 1 / (1 + found.lowest)
     because = (
-        f"95% of {found.num_runs} published runs were predicted {-found.lowest:.0%} too slow to {found.highest:.0%} too"
-        " fast"
+        f"90% of another publisher's runs are expected to be predicted {-found.lowest:.0%} too slow to"
+        f" {found.highest:.0%} too fast, by {found.num_runs} published runs of {len(found.families)}"
     )
     if gpu.older_cublas is not None and not gpu.has_older_cublas:
         because += f"; those on {gpu.name} are taken to have had CUDA before {gpu.older_cublas.before_cuda} (--cuda)"
     return Range(slowest, fastest, because)
+
+
+def _unlike_compared(gpu: Gpu, setup: TrainSetup) -> str | None:
+    """Return why no run like a setup was compared, to follow "no run"; None if runs were."""
+    if not _is_compared(gpu):
+        return f"on {gpu.name}"
+    if setup.float8 is not Float8.NONE:
+        return "in float8"
+    if not _resembles_published(setup):
+        return "in fp32" if setup.precision.compute == "fp32" else "with offload"
+    return f"on more than {_MOST_GPUS} GPUs" if setup.world_size > _MOST_GPUS else None
+
+
+_CHIPS = {(8.0, 108): "A100", (9.0, 132): "H100"}
+"""The generation by compute capability and multiprocessors: an H200 computes as an H100 does."""
+
+
+def _is_compared(gpu: Gpu) -> bool:
+    """Whether runs on its chip were compared, on SXM boards: none was on a PCIe card, or beside a Grace CPU."""
+    chip = _CHIPS.get((gpu.compute_capability or 0.0, gpu.num_multiprocessors or 0), gpu.name.split("-")[0])
+    return chip in prediction_errors().speed.gpus and "SXM" in gpu.name.upper()
 
 
 def speed_range(
@@ -138,7 +166,7 @@ def range_from_own_run(gpu: Gpu, setup: TrainSetup, num_nodes: int, run: Scaling
     None if no published run resembles the setup, or the run multiplied in another dtype.
     """
     known = prediction_errors()
-    if gpu.name.split("-")[0] not in known.speed.gpus or "SXM" not in gpu.name.upper():
+    if not _is_compared(gpu):
         return None
     if not _resembles_published(setup) or run.precision != f"{setup.precision.compute}, float8 {setup.float8}":
         return None
@@ -196,9 +224,9 @@ def range_of_script(gpu: Gpu, published: Range | None, is_on_gpu: bool) -> Range
 
 
 def _resembles_published(setup: TrainSetup) -> bool:
-    """Whether it computes in 16 bits on several GPUs and keeps everything on them, as all compared runs did."""
+    """Whether it computes in 16 bits and keeps everything on the GPU, as all compared runs did."""
     is_on_gpu = setup.offload is Offload.NONE and not setup.activation_offload
-    return setup.world_size > 1 and setup.precision.compute != "fp32" and setup.float8 is Float8.NONE and is_on_gpu
+    return setup.precision.compute != "fp32" and setup.float8 is Float8.NONE and is_on_gpu
 
 
 class PeakRange(NamedTuple):

@@ -22,6 +22,7 @@ from fsdp_bench.simulate.operators.kernels import kernels_on
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
+from fsdp_bench.spec.model import ModelShape
 from fsdp_bench.spec.units import GIB, format_gib
 from tools.validate.published.cases import PublishedCase, cluster_of, describe, read_cases
 from tools.validate.published.setups import Plan, plan_case
@@ -114,7 +115,7 @@ def compare_case(case: PublishedCase) -> list[PublishedRow]:
     except SpecError as error:
         return [msgspec.structs.replace(row, reason=str(error)) for row in blank]
     prediction = predict_case(plan)
-    terms = terms_of(inputs.family, plan.model, plan.setup, plan.packed)
+    terms = terms_of(inputs.family, plan.model, plan.setup, plan.packed) if isinstance(plan.model, ModelShape) else ()
     return [_compare_peak(row, plan, prediction, terms) for row in blank]
 
 

@@ -9,11 +9,14 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from fsdp_bench.catalog import loader
+from fsdp_bench.catalog.architectures import recorded_architecture
 from fsdp_bench.simulate.operators.kernels import CUDA, CrossEntropy, Kernels
 from fsdp_bench.spec.checkpointing_policy import EVERY_SECOND_PRODUCT
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Gpu
 from fsdp_bench.spec.model import Family, ModelShape
+from fsdp_bench.spec.recording.model import Model
 from fsdp_bench.spec.setup import (
     Api,
     BackwardPrefetch,
@@ -51,6 +54,8 @@ class Framework:
     reduces_in_compute_dtype_if_blank: str | None = None
     """The place in the code, if gradients are reduced in the compute dtype when the row does not say."""
     syncs_every_micro_batch: bool = True
+    is_huggingfaces: bool = False
+    """Whether it trains transformers' code, whose recordings are predicted, of a model of the catalogue."""
     cuda: str | None = None
     """The version of CUDA with which the torch of that time is built: of its cuBLAS. None: a recent one."""
 
@@ -78,6 +83,18 @@ FRAMEWORKS = {
         ),
         cuda="12.4",
         recomputes_every_second_product="torchtitan/parallelisms/parallelize_llama.py, mm_count % 2",
+    ),
+    "fms-acceleration": Framework(
+        1.0,
+        (
+            "gradients clipped to norm 1.0 (transformers/training_args.py, max_grad_norm)",
+            "transformers' code as recorded, of version 5 instead of 4.48; flash-attn 2 with a window as long as the"
+            " sequence: causal (transformers/integrations/flash_attention.py)",
+            "version of CUDA not stated: cuBLAS of 12.1 (torch 2.4.1)",
+        ),
+        optimizers={"AdamW (adamw_torch)": OptimizerKind.ADAMW_FOREACH},
+        is_huggingfaces=True,
+        cuda="12.1",
     ),
     "litgpt-thunder": Framework(
         None,
@@ -135,7 +152,7 @@ _UNREAD = Framework(None, ())
 class Plan:
     """A published case as a model, a setup and hardware."""
 
-    model: ModelShape
+    model: Model
     setup: TrainSetup
     gpu: Gpu | None
     """None if the catalogue or the row does not state its memory; then a GPU of unlimited memory is assumed."""
@@ -158,7 +175,7 @@ def plan_case(inputs: CaseInputs, checkpointing: Checkpointing | None = None) ->
 
 
 _SINGLE_GPU = "single GPU"
-_APIS = {"FSDP1": Api.FSDP1, "FSDP2": Api.FSDP2, "DDP": Api.FSDP2, _SINGLE_GPU: Api.FSDP2}
+_APIS = {"FSDP1": Api.FSDP1, "FSDP2": Api.FSDP2, "DDP": Api.FSDP2, _SINGLE_GPU: Api.FSDP2, "none": Api.FSDP2}
 _OFFLOAD = {"no": Offload.NONE, "params": Offload.PARAMS, "FSDP CPU offload (params+opt)": Offload.PARAMS}
 _CHECKPOINTING = {"none": Checkpointing.NONE, "full": Checkpointing.FULL, "selective_op": Checkpointing.SELECTIVE}
 _SOME_BLOCKS = "selective_block"
@@ -213,7 +230,8 @@ def _filled_in(inputs: CaseInputs) -> tuple[CaseInputs, tuple[str, ...]]:
 
 def _ruled_out(inputs: CaseInputs, checkpointing: Checkpointing | None) -> str | None:
     framework = FRAMEWORKS.get(inputs.family, _UNREAD)
-    if framework.model_family is Family.LLAMA and "llama" not in inputs.model.lower():
+    is_llama = "llama" in inputs.model.lower() or framework.is_huggingfaces
+    if framework.model_family is Family.LLAMA and not is_llama:
         return f"{inputs.model}: neither llama nor gpt2 as train/models/transformer.py builds them"
     if "fp8" in (inputs.precision or ""):
         return "fp8 is Transformer Engine's here, of which was not read what it saves and casts; torchao's is modelled"
@@ -236,8 +254,11 @@ def _ruled_out(inputs: CaseInputs, checkpointing: Checkpointing | None) -> str |
     return f"the source does not state {', '.join(blank)}" if blank else None
 
 
-def _model(inputs: CaseInputs) -> ModelShape:
+def _model(inputs: CaseInputs) -> Model:
     """Return the shape. The stated number of parameters shows whether the head is tied to the embedding."""
+    if FRAMEWORKS.get(inputs.family, _UNREAD).is_huggingfaces:
+        config = {**loader.BUILT_IN.model(inputs.model).hf_config(), "sliding_window": None}
+        return recorded_architecture(config, inputs.sequence_length or 0, inputs.model)
     for tied in (False, True):
         shape = ModelShape(
             name=inputs.model,
@@ -256,7 +277,7 @@ def _model(inputs: CaseInputs) -> ModelShape:
     raise SpecError(f"the dimensions do not give the stated {inputs.num_parameters:,} parameters")
 
 
-def _plan(inputs: CaseInputs, model: ModelShape, checkpointing: Checkpointing, assumed: tuple[str, ...]) -> Plan:
+def _plan(inputs: CaseInputs, model: Model, checkpointing: Checkpointing, assumed: tuple[str, ...]) -> Plan:
     framework = FRAMEWORKS.get(inputs.family, _UNREAD)
     gpu = gpu_of(inputs)
     assumptions = [*framework.facts, *assumed]
@@ -269,7 +290,8 @@ def _plan(inputs: CaseInputs, model: ModelShape, checkpointing: Checkpointing, a
         policy = EVERY_SECOND_PRODUCT
     if gpu is None:
         assumptions.append(f"{inputs.gpu}: memory not stated; a GPU without limit")
-    strategy, world = ShardingStrategy(inputs.sharding or ""), inputs.num_gpus or 0
+    sharding = "NO_SHARD" if inputs.sharding == "none" else inputs.sharding or ""
+    strategy, world = ShardingStrategy(sharding), inputs.num_gpus or 0
     is_large = is_large_mpt(inputs)
     setup = TrainSetup(
         strategy=strategy,

@@ -30,7 +30,7 @@ _WRITES_NORMS_IN_PYTHON = {
 }
 """Publishers whose RMSNorm runs as elementary operators in fp32, and where that is written."""
 
-COMPARED = (LLM_FOUNDRY, "ibm-fms-fsdp", "torchtitan-pr165", "torchtitan-h100-202412")
+COMPARED = (LLM_FOUNDRY, "ibm-fms-fsdp", "torchtitan-pr165", "torchtitan-h100-202412", "fms-acceleration")
 """Publishers whose code was read for effects on time."""
 
 _USUAL_SERVER = "DGX-H100"
