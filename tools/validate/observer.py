@@ -80,16 +80,11 @@ def rehearsed(drawn: Drawn, torchrun: Path, *options: str) -> dict[str, Any]:
 
 def difference(plain: dict[str, Any], noted: dict[str, Any]) -> str:
     """Return what differs first; nothing where all is equal."""
-    for name in ("outcome", "error", "failure", "spans", "memory"):
-        if plain[name] == noted[name]:
-            continue
-        if name != "spans":
-            return f"{name}: {plain[name]} without --time, {noted[name]} with it"
-        for one, other in zip(plain[name], noted[name], strict=False):
-            if one != other:
-                return f"without --time {one}, with it {other}"
-        return f"{len(plain[name])} spans without --time, {len(noted[name])} with it"
-    return ""
+    for one, other in zip(plain["spans"] or (), noted["spans"] or (), strict=False):
+        if one != other:
+            return f"without --time {one}, with it {other}"
+    names = [name for name in ("outcome", "error", "failure", "spans", "memory") if plain[name] != noted[name]]
+    return ", ".join(f"{name}: {plain[name]} without --time, {noted[name]} with it" for name in names)
 
 
 @click.command("observer", context_settings={"help_option_names": ["-h", "--help"]})

@@ -6,6 +6,8 @@ A third effect is undone in C: stand_in/trace.c says to operators that no TorchD
 from __future__ import annotations
 
 import functools
+import sys
+from dataclasses import is_dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,11 +25,19 @@ def keep_from_dynamo() -> None:
     functions by values which differ from block to block, and compile the operators that they run.
     """
 
+    folder = f"{Path(__file__).parent.parent}/"
+
     def skip(rules: ModuleType) -> None:
-        rules.SKIP_DIRS.append(f"{Path(__file__).parent.parent}/")
+        rules.SKIP_DIRS.append(folder)
         rules._recompile_re()
 
     change_at_import({"torch._dynamo.trace_rules": skip})
+    package = __package__.rpartition(".")[0]
+    modules = [module for name, module in sys.modules.items() if name.startswith(f"{package}.")]
+    for one in (value for module in modules for value in vars(module).values()):
+        if isinstance(one, type) and is_dataclass(one) and one.__module__.startswith(package):
+            # Python compiles it from a string, whose name is no file of this package.
+            one.__init__.__code__ = one.__init__.__code__.replace(co_filename=f"{folder}{one.__qualname__}")
 
 
 def read_large_integers_without(mode: TorchDispatchMode) -> None:
