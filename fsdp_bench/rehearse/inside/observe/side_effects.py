@@ -24,7 +24,6 @@ def keep_from_dynamo() -> None:
     Where only a part of a model can be compiled, Dynamo also compiles what is called in between. It would guard these
     functions by values which differ from block to block, and compile the operators that they run.
     """
-
     folder = f"{Path(__file__).parent.parent}/"
 
     def skip(rules: ModuleType) -> None:
