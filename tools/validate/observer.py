@@ -25,7 +25,7 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     wrapper: str
     compile: str
-    """``no``, ``blocks``, ``whole`` (torch.compile of the wrapped model), ``method`` (its own), ``loss``: a function."""
+    """``no``, ``blocks``, ``whole`` (torch.compile of the wrapped model), ``method`` (of the model) or ``loss``."""
     checkpointing: str
     layers: int
     width: int
