@@ -188,6 +188,7 @@ try:
         optimizer.step()
         optimizer.zero_grad()
         assert torch.tensor([-5]).view(torch.uint64).item() == 2**64 - 5
+        torch.randint(-(2**63), 2**63 - 1, (1,), device="cuda")  # as torch.compile draws the seeds of dropout
         torch.empty(1 << (step * 20), device="cuda")
 finally:
     dist.destroy_process_group()
