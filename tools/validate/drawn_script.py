@@ -1,8 +1,9 @@
-"""Trains a drawn model: ``torchrun drawn_script.py JSON``, where JSON has the fields of observer.py's Drawn."""
+"""A drawn training script: ``torchrun drawn_script.py SEED NUMBER [JSON]``, where JSON replaces what is drawn."""
 
 import functools
 import json
 import os
+import random
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -12,13 +13,33 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
-    CheckpointImpl,
-    apply_activation_checkpointing,
-    checkpoint_wrapper,
-)
+from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as checkpoints
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+
+def draw(seed: str, number: str) -> dict[str, Any]:
+    """Draw what is trained: five of seven are compiled, half have more blocks than Dynamo compiles one function anew.
+
+    ``compile`` is ``no``, ``blocks``, ``whole`` (torch.compile of the wrapped model), ``method`` (Module.compile), or
+    ``loss``, a function that runs the model. ``lengths`` are sequence lengths of the steps in turn. With ``breaks``
+    every second block of own code has a graph break. Dynamo takes FSDP1 with ``use_orig_params`` alone.
+    """
+    source = random.Random(f"{seed} {number}")
+    compiled = source.choice(("no", "no", "blocks", "whole", "whole", "method", "loss"))
+    return {
+        "code": source.choice(("own", "own", "transformers")),
+        "wrapper": source.choice(("fsdp1", "fsdp2", "ddp")),
+        "compile": compiled,
+        "checkpointing": source.choice(("none", "non-reentrant", "reentrant")),
+        "layers": source.choice((source.randint(1, 6), source.randint(9, 12))),
+        "width": 64 * source.choice((2, 4, 6, 12)),
+        "lengths": source.choice(([512], [512], [768], [512, 640, 768])),
+        "breaks": source.random() < 0.3,
+        "dropout": source.choice((0.0, 0.0, 0.1)),
+        "accumulation": source.choice((1, 1, 2)),
+        "use_orig_params": compiled != "no" or source.random() < 0.5,
+    }
 
 
 class Block(nn.Module):
@@ -79,9 +100,14 @@ def made(drawn: Any) -> tuple[nn.Module, type[nn.Module]]:
 def wrapped(drawn: Any, model: nn.Module, block: type[nn.Module]) -> nn.Module:
     """Return the model under FSDP or DDP, with its blocks checkpointed and compiled as drawn."""
     if drawn.checkpointing != "none":
-        kind = CheckpointImpl.REENTRANT if drawn.checkpointing == "reentrant" else CheckpointImpl.NO_REENTRANT
-        wrap = functools.partial(checkpoint_wrapper, checkpoint_impl=kind)
-        apply_activation_checkpointing(model, checkpoint_wrapper_fn=wrap, check_fn=lambda one: isinstance(one, block))
+        kind = (
+            checkpoints.CheckpointImpl.REENTRANT
+            if drawn.checkpointing == "reentrant"
+            else checkpoints.CheckpointImpl.NO_REENTRANT
+        )
+        wrap = functools.partial(checkpoints.checkpoint_wrapper, checkpoint_impl=kind)
+        is_block: Callable[[nn.Module], bool] = lambda one: isinstance(one, block)
+        checkpoints.apply_activation_checkpointing(model, checkpoint_wrapper_fn=wrap, check_fn=is_block)
     blocks = [one for one in model.modules() if isinstance(one, block)]
     if drawn.compile == "blocks":
         for one in blocks:
@@ -114,21 +140,19 @@ def loss_of(model: Callable[..., Any], tokens: torch.Tensor) -> Any:
 
 def main() -> None:
     """Train four steps."""
-    drawn = SimpleNamespace(**json.loads(sys.argv[1]))
+    drawn = SimpleNamespace(**draw(*sys.argv[1:3]) | json.loads(sys.argv[3] if sys.argv[3:] else "{}"))
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
     model, block = made(drawn)
     model = wrapped(drawn, model.cuda(), block)
     loss = torch.compile(loss_of) if drawn.compile == "loss" else loss_of
-    optimizer = torch.optim.AdamW(model.parameters(), fused=drawn.fused)
+    optimizer = torch.optim.AdamW(model.parameters())
     for step in range(4):
         for _ in range(drawn.accumulation):
             tokens = torch.randint(0, 8000, (2, drawn.lengths[step % len(drawn.lengths)]), device="cuda")
             with torch.autocast("cuda", torch.bfloat16, enabled=drawn.wrapper == "ddp", cache_enabled=False):
                 found = loss(model, tokens)
             found.backward()
-        if drawn.clips:
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
 
