@@ -100,14 +100,12 @@ def made(drawn: Any) -> tuple[nn.Module, type[nn.Module]]:
 def wrapped(drawn: Any, model: nn.Module, block: type[nn.Module]) -> nn.Module:
     """Return the model under FSDP or DDP, with its blocks checkpointed and compiled as drawn."""
     if drawn.checkpointing != "none":
-        kind = (
-            checkpoints.CheckpointImpl.REENTRANT
-            if drawn.checkpointing == "reentrant"
-            else checkpoints.CheckpointImpl.NO_REENTRANT
-        )
+        kinds, is_reentrant = checkpoints.CheckpointImpl, drawn.checkpointing == "reentrant"
+        kind = kinds.REENTRANT if is_reentrant else kinds.NO_REENTRANT
         wrap = functools.partial(checkpoints.checkpoint_wrapper, checkpoint_impl=kind)
-        is_block: Callable[[nn.Module], bool] = lambda one: isinstance(one, block)
-        checkpoints.apply_activation_checkpointing(model, checkpoint_wrapper_fn=wrap, check_fn=is_block)
+        checkpoints.apply_activation_checkpointing(
+            model, checkpoint_wrapper_fn=wrap, check_fn=lambda one: isinstance(one, block)
+        )
     blocks = [one for one in model.modules() if isinstance(one, block)]
     if drawn.compile == "blocks":
         for one in blocks:
