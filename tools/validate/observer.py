@@ -7,6 +7,7 @@ reserved, must be equal to the byte.
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,14 @@ from tools.validate.drawn_script import draw
 SCRIPT = Path(__file__).with_name("drawn_script.py")
 
 
-def rehearsed(torchrun: str, seed: int, scripts: int, *options: str) -> list[dict[str, Any]]:
+BATCH = 6
+"""The number of scripts after which results are printed."""
+
+
+def rehearsed(torchrun: str, seed: int, numbers: Sequence[int], *options: str) -> list[dict[str, Any]]:
     """Return how each script ended, and its peaks as rank 0."""
     command = [sys.executable, "-m", "fsdp_bench", "rehearse", "--json", *options, "--steps", "4"]
-    command += ["--server", "p5.48xlarge", "--each", f"number={','.join(map(str, range(1, scripts + 1)))}"]
+    command += ["--server", "p5.48xlarge", "--each", f"number={','.join(map(str, numbers))}"]
     command += ["--", torchrun, str(SCRIPT), str(seed), "{number}"]
     ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     document = json.loads(ran.stdout)
@@ -41,13 +46,15 @@ def _peaks(reason: str | None, rank: dict[str, Any] | None = None, *_others: Any
 @click.argument("torchrun", type=click.Path(exists=True))
 def main(scripts: int, seed: int, torchrun: str) -> None:
     """Rehearse drawn scripts with TORCHRUN, whose torch is tried, with and without --time; exit 1 if any differs."""
-    plain, noted = (rehearsed(torchrun, seed, scripts, *options) for options in ((), ("--time",)))
-    num_equal = 0
-    for number, (one, other) in enumerate(zip(plain, noted, strict=True), 1):
-        differs = [f"{name}: {one[name]} or, with --time, {other[name]}" for name in one if one[name] != other[name]]
-        num_equal += not differs
-        print(number, "differs" if differs else "equal", draw(str(seed), str(number)), one["outcome"], *differs)
-    print(f"{num_equal} of {scripts} equal; {sum(one['outcome'] != 'stopped' for one in plain)} failed")
+    num_equal = num_failed = 0
+    for numbers in (range(scripts + 1)[first : first + BATCH] for first in range(1, scripts + 1, BATCH)):
+        plain, noted = (rehearsed(torchrun, seed, numbers, *options) for options in ((), ("--time",)))
+        for number, one, other in zip(numbers, plain, noted, strict=True):
+            differs = [f"{name}: {one[name]} or, with --time, {other[name]}" for name in one if one[name] != other[name]]
+            num_equal, num_failed = num_equal + (not differs), num_failed + (one["outcome"] != "stopped")
+            what = draw(str(seed), str(number))
+            print(number, "differs" if differs else "equal", what, one["outcome"], *differs, flush=True)
+    print(f"{num_equal} of {scripts} equal; {num_failed} failed")
     sys.exit(num_equal < scripts)
 
 
