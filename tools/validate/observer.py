@@ -50,7 +50,7 @@ def main(scripts: int, seed: int, torchrun: str) -> None:
     for numbers in (range(scripts + 1)[first : first + BATCH] for first in range(1, scripts + 1, BATCH)):
         plain, noted = (rehearsed(torchrun, seed, numbers, *options) for options in ((), ("--time",)))
         for number, one, other in zip(numbers, plain, noted, strict=True):
-            differs = [f"{name}: {one[name]} or, with --time, {other[name]}" for name in one if one[name] != other[name]]
+            differs = [f"{name}: {one[name]} or with it {other[name]}" for name in one if one[name] != other[name]]
             num_equal, num_failed = num_equal + (not differs), num_failed + (one["outcome"] != "stopped")
             what = draw(str(seed), str(number))
             print(number, "differs" if differs else "equal", what, one["outcome"], *differs, flush=True)
