@@ -81,15 +81,17 @@ VISIBLE void stand_in_trace_by_mode(void) {
  * of a subclass (ATen/TensorSubclassLikeUtils.h). That would be memory which a run without --time does not need.
  */
 VISIBLE bool _ZN3c104impl21dispatch_mode_enabledEv(void) {
-    static bool (*is_any)(bool skips_infra_modes);
+    static bool (*is_enabled)(void), (*is_any)(bool skips_infra_modes);
     static int64_t (*num_modes)(void);
     uintptr_t caller = (uintptr_t)__builtin_return_address(0);
-    if (!__atomic_load_n(&num_modes, __ATOMIC_ACQUIRE)) {
+    if (!__atomic_load_n(&is_enabled, __ATOMIC_ACQUIRE)) {
         void *torch = dlopen("libc10.so", RTLD_LAZY | RTLD_NOLOAD); /* is loaded: this is its own function */
         is_any = dlsym(torch, "_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb");
-        __atomic_store_n(&num_modes, dlsym(torch, "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv"), __ATOMIC_RELEASE);
+        num_modes = dlsym(torch, "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv");
+        __atomic_store_n(&is_enabled, dlsym(torch, "_ZN3c104impl21dispatch_mode_enabledEv"), __ATOMIC_RELEASE);
     }
-    if (!is_any(false)) return false;
+    if (!is_enabled()) return false;
     bool is_operator = operators_begin <= caller && caller < operators_end;
-    return !(__atomic_load_n(&has_own_mode, __ATOMIC_ACQUIRE) && is_operator && num_modes() == 1 && is_any(true));
+    bool can_tell = __atomic_load_n(&has_own_mode, __ATOMIC_ACQUIRE) && is_any && num_modes;
+    return !(is_operator && can_tell && num_modes() == 1 && is_any(true));
 }

@@ -1,6 +1,6 @@
 """What observing a script would change in torch, kept as it is in a run without it.
 
-A third effect is undone in C: stand_in/trace.c says to operators that no TorchDispatchMode is enabled.
+A third effect is undone in C: stand_in/trace.c tells operators that no TorchDispatchMode is enabled.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def keep_from_dynamo() -> None:
 def read_large_integers_without(mode: TorchDispatchMode) -> None:
     """Let ``item()`` of a torch.uint64 beyond 2^63 - 1 work under a mode, where this version of torch cannot.
 
-    Older versions (2.8 is one) call an operator for the mode with its result as an int64_t.
+    Older versions (2.8 is one) take the result of an operator that Python has called to be an int64_t.
     """
     try:
         torch.ops.aten._local_scalar_dense(torch.tensor([-1], device="cpu").view(torch.uint64))
