@@ -5,6 +5,7 @@ reserved, must be equal to the byte.
 """
 
 import json
+import random
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,20 +14,40 @@ from typing import Any
 
 import click
 
-from tools.validate.drawn_script import draw
-
-SCRIPT = Path(__file__).with_name("drawn_script.py")
-
-
+SCRIPT = Path(__file__).parent.parent / "drawn_script.py"
 BATCH = 6
 """The number of scripts after which results are printed."""
+
+
+def draw(seed: int, number: int) -> dict[str, Any]:
+    """Draw what is trained: five of seven are compiled, half have more blocks than Dynamo compiles one function anew.
+
+    ``compile`` is ``no``, ``blocks``, ``whole`` (torch.compile of the wrapped model), ``method`` (Module.compile), or
+    ``loss``, a function that runs the model. ``lengths`` are sequence lengths of the steps in turn. With ``breaks``
+    every second block of own code has a graph break. Dynamo takes FSDP1 with ``use_orig_params`` alone.
+    """
+    source = random.Random(f"{seed} {number}")
+    compiled = source.choice(("no", "no", "blocks", "whole", "whole", "method", "loss"))
+    return {
+        "code": source.choice(("own", "own", "transformers")),
+        "wrapper": source.choice(("fsdp1", "fsdp2", "ddp")),
+        "compile": compiled,
+        "checkpointing": source.choice(("none", "non-reentrant", "reentrant")),
+        "layers": source.choice((source.randint(1, 6), source.randint(9, 12))),
+        "width": 64 * source.choice((2, 4, 6, 12)),
+        "lengths": source.choice(([512], [512], [768], [512, 640, 768])),
+        "breaks": source.random() < 0.3,
+        "dropout": source.choice((0.0, 0.0, 0.1)),
+        "accumulation": source.choice((1, 1, 2)),
+        "use_orig_params": compiled != "no" or source.random() < 0.5,
+    }
 
 
 def rehearsed(torchrun: str, seed: int, numbers: Sequence[int], *options: str) -> list[dict[str, Any]]:
     """Return how each script ended, and its peaks as rank 0."""
     command = [sys.executable, "-m", "fsdp_bench", "rehearse", "--json", *options, "--steps", "4"]
-    command += ["--server", "p5.48xlarge", "--each", f"number={','.join(map(str, numbers))}"]
-    command += ["--", torchrun, str(SCRIPT), str(seed), "{number}"]
+    drawn = ",".join(json.dumps(draw(seed, number)).replace(",", ";") for number in numbers)
+    command += ["--server", "p5.48xlarge", "--each", f"drawn={drawn}", "--", torchrun, str(SCRIPT), "{drawn}"]
     ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     document = json.loads(ran.stdout)
     if "rehearsals" not in document:
@@ -52,8 +73,7 @@ def main(scripts: int, seed: int, torchrun: str) -> None:
         for number, one, other in zip(numbers, plain, noted, strict=True):
             differs = [f"{name}: {one[name]} or with it {other[name]}" for name in one if one[name] != other[name]]
             num_equal, num_failed = num_equal + (not differs), num_failed + (one["outcome"] != "stopped")
-            what = draw(str(seed), str(number))
-            print(number, "differs" if differs else "equal", what, one["outcome"], *differs, flush=True)
+            print(number, "differs" if differs else "equal", draw(seed, number), one["outcome"], *differs, flush=True)
     print(f"{num_equal} of {scripts} equal; {num_failed} failed")
     sys.exit(num_equal < scripts)
 

@@ -11,7 +11,7 @@ from fsdp_bench.rehearse.build import LIBRARY, NEEDS_NO_GPU, build_stand_in, sym
 from fsdp_bench.rehearse.find_torch import Torch
 from tests.on_stand_in.interpreters import GPU, every_torch, run_on_stand_in
 from tests.on_stand_in.rehearsing import SCRIPTS, Rehearsed, rehearse
-from tools.validate.observer import SCRIPT
+from tools.validate.observer import SCRIPT, draw
 
 pytestmark = [*every_torch, pytest.mark.timeout(240)]
 
@@ -207,6 +207,6 @@ COMPILED_AS_A_WHOLE = {"code": "own", "compile": "whole", "checkpointing": "non-
 
 @pytest.mark.parametrize("wrapper", ["fsdp2", pytest.param("fsdp1", marks=pytest.mark.slow)])
 def test_blocks_of_a_model_that_is_compiled_as_a_whole_stay_compiled(torch: Torch, wrapper: str) -> None:
-    words = ("1", "1", json.dumps(COMPILED_AS_A_WHOLE | {"wrapper": wrapper}))
+    words = (json.dumps(draw(1, 1) | COMPILED_AS_A_WHOLE | {"wrapper": wrapper}),)
     noted, _ = _with_and_without_time(torch, "torchrun", SCRIPT, "--server", "p5.48xlarge", words=words)
     assert noted.document["time"]["unknown"] == {}

@@ -1,9 +1,11 @@
-"""A drawn training script: ``torchrun drawn_script.py SEED NUMBER [JSON]``, where JSON replaces what is drawn."""
+"""A drawn training script: ``torchrun drawn_script.py JSON``, where JSON is what validate/observer.py:draw returns.
+
+Semicolons may stand for its commas, which separate the values of ``rehearse --each``.
+"""
 
 import functools
 import json
 import os
-import random
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -16,30 +18,6 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as checkpoints
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-
-
-def draw(seed: str, number: str) -> dict[str, Any]:
-    """Draw what is trained: five of seven are compiled, half have more blocks than Dynamo compiles one function anew.
-
-    ``compile`` is ``no``, ``blocks``, ``whole`` (torch.compile of the wrapped model), ``method`` (Module.compile), or
-    ``loss``, a function that runs the model. ``lengths`` are sequence lengths of the steps in turn. With ``breaks``
-    every second block of own code has a graph break. Dynamo takes FSDP1 with ``use_orig_params`` alone.
-    """
-    source = random.Random(f"{seed} {number}")
-    compiled = source.choice(("no", "no", "blocks", "whole", "whole", "method", "loss"))
-    return {
-        "code": source.choice(("own", "own", "transformers")),
-        "wrapper": source.choice(("fsdp1", "fsdp2", "ddp")),
-        "compile": compiled,
-        "checkpointing": source.choice(("none", "non-reentrant", "reentrant")),
-        "layers": source.choice((source.randint(1, 6), source.randint(9, 12))),
-        "width": 64 * source.choice((2, 4, 6, 12)),
-        "lengths": source.choice(([512], [512], [768], [512, 640, 768])),
-        "breaks": source.random() < 0.3,
-        "dropout": source.choice((0.0, 0.0, 0.1)),
-        "accumulation": source.choice((1, 1, 2)),
-        "use_orig_params": compiled != "no" or source.random() < 0.5,
-    }
 
 
 class Block(nn.Module):
@@ -138,7 +116,7 @@ def loss_of(model: Callable[..., Any], tokens: torch.Tensor) -> Any:
 
 def main() -> None:
     """Train four steps."""
-    drawn = SimpleNamespace(**draw(*sys.argv[1:3]) | json.loads(sys.argv[3] if sys.argv[3:] else "{}"))
+    drawn = SimpleNamespace(**json.loads(sys.argv[1].replace(";", ",")))
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
     model, block = made(drawn)
