@@ -6,6 +6,7 @@ Read in this order:
     recordings.py  ``make recordings``: what the models of the catalogue run
     all_sizes.py   records a model's code for all sizes of its architecture, with torch
     real_tensors.py  dry runs on real tensors, with torch
+    drawn_script.py  trains what validate/observer.py draws, with torch
     show_recording.py  prints a recording as a person reads it
     compiled/      records what torch.compile makes of a block, with torch's CUDA build
     budgets.py     ``make budgets``: how long commands take

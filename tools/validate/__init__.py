@@ -6,5 +6,6 @@ Read in this order:
     random_architectures.py draws small models of the catalogue in Hugging Face's or torchtitan's code, and setups
     dry_run.py              predictions against dry runs of drawn setups
     rehearsal.py            predictions against rehearsals of drawn setups, which it runs without a sweep file
+    observer.py             drawn scripts, rehearsed with and without --time
     published/              predictions against other people's measurements
 """

@@ -71,9 +71,11 @@ class _Rehearsal:
 
     def prepare(self) -> None:
         from .observe.memory import record_history
+        from .observe.side_effects import keep_from_dynamo
         from .observe.steps import EnoughSteps
         from .replace import checkpoints, collectives, integers, process_group
 
+        keep_from_dynamo()
         self.counters.install()
         self.steps.install()
         self.reads.install()

@@ -1,5 +1,6 @@
 """PyTorch's CUDA build on the stand-in: what it asks for, what runs, and that noting it changes nothing."""
 
+import json
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from fsdp_bench.rehearse.build import LIBRARY, NEEDS_NO_GPU, build_stand_in, sym
 from fsdp_bench.rehearse.find_torch import Torch
 from tests.on_stand_in.interpreters import GPU, every_torch, run_on_stand_in
 from tests.on_stand_in.rehearsing import SCRIPTS, Rehearsed, rehearse
+from tools.validate.observer import SCRIPT, draw
 
 pytestmark = [*every_torch, pytest.mark.timeout(240)]
 
@@ -145,11 +147,12 @@ for _ in range(4):
 """
 
 
-def _with_and_without_time(torch: Torch, command: str, script: Path, *options: str) -> tuple[Rehearsed, Rehearsed]:
-    program = str(Path(torch.python).parent / command)
+def _with_and_without_time(
+    torch: Torch, command: str, script: Path, *options: str, words: tuple[str, ...] = (), code: int = 0
+) -> tuple[Rehearsed, Rehearsed]:
+    program, given = str(Path(torch.python).parent / command), (*options, "--steps", "4", "--", str(script), *words)
     noted, plain = (
-        rehearse(*time, *options, "--steps", "4", "--", str(script), folder=script.parent, command=program)
-        for time in (("--time",), ())
+        rehearse(*time, *given, folder=script.parent, command=program, code=code) for time in (("--time",), ())
     )
     assert (plain.document["time"], plain.document["why_no_time"]) == (None, None)
     assert noted.document["memory"] == plain.document["memory"]
@@ -171,3 +174,39 @@ def test_flex_attention_stays_compiled(torch: Torch, tmp_path: Path) -> None:
     unknown = noted.document["time"]["unknown"]
     assert sum(unknown.values()) == 20
     assert all(name.startswith("triton_tem") for name in unknown)  # a template whose work nobody knows here
+
+
+ENDS_WITHOUT_MEMORY = """
+import torch, torch.distributed as dist
+dist.init_process_group("nccl")
+x = torch.nn.Parameter(torch.randn(1 << 24, device="cuda"))
+optimizer = torch.optim.SGD([x])
+try:
+    for step in range(4):
+        y = x * 2
+        (y * 3 + y * 5 + y * 7).sum().backward()  # autograd adds up three gradients of y, in place
+        optimizer.step()
+        optimizer.zero_grad()
+        assert torch.tensor([-5]).view(torch.uint64).item() == 2**64 - 5
+        torch.randint(-(2**63), 2**63 - 1, (1,), device="cuda")  # as torch.compile draws the seeds of dropout
+        torch.empty(1 << (step * 20), device="cuda")
+finally:
+    dist.destroy_process_group()
+"""
+
+
+def test_gradients_add_up_in_place_and_a_script_may_end_its_process_group(torch: Torch, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ENDS_WITHOUT_MEMORY)
+    noted, plain = _with_and_without_time(torch, "torchrun", tmp_path / "train.py", "--gpu", "H100-SXM", code=3)
+    assert [one.document["outcome"] for one in (noted, plain)] == ["out_of_memory"] * 2
+    assert plain.document["num_steps"] == 3
+
+
+COMPILED_AS_A_WHOLE = {"code": "own", "compile": "whole", "checkpointing": "non-reentrant", "layers": 10, "width": 256}
+
+
+@pytest.mark.parametrize("wrapper", ["fsdp2", pytest.param("fsdp1", marks=pytest.mark.slow)])
+def test_blocks_of_a_model_that_is_compiled_as_a_whole_stay_compiled(torch: Torch, wrapper: str) -> None:
+    words = (json.dumps(draw(1, 1) | COMPILED_AS_A_WHOLE | {"wrapper": wrapper}),)
+    noted, _ = _with_and_without_time(torch, "torchrun", SCRIPT, "--server", "p5.48xlarge", words=words)
+    assert noted.document["time"]["unknown"] == {}

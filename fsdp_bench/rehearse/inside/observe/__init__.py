@@ -8,6 +8,7 @@ Read in this order:
     trace.py       what the stand-in notes of that: streams, events, what the host waits for; both in one order
     arguments.py   an operator's arguments and results
     hooks.py       what is no operator: kernels of Triton, hooks of FSDP, recomputation
+    side_effects.py  what observing would change in torch, undone
     imports.py     modules of installed packages that the script has imported
     user_lines.py  which line of Python something is attributed to
 """

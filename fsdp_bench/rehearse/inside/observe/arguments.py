@@ -108,12 +108,12 @@ def described_skipped(name: str, arguments: Sequence[Any], found: Any, kinds: Te
 
 
 def _value(value: Any, kinds: Tensors) -> Any:
-    """Return tensors as ``{"tensors": [their numbers]}``, numbers as they are, anything else as None."""
+    """Return tensors as ``{"tensors": [their numbers]}``, integers of 63 bits as they are, anything else as None."""
     found = tensors_in(value)
     if found:
         return {"tensors": [kinds.number(one) for one in found]}
-    if isinstance(value, (bool, int)):
+    if isinstance(value, (bool, int)) and value.bit_length() <= 63:  # -2^63, from which torch.compile draws seeds
         return value
     if isinstance(value, (list, tuple)) and len(value) <= _LONGEST_LIST:
-        return [int(one) if isinstance(one, (bool, int)) else None for one in value]
+        return [int(one) if isinstance(one, (bool, int)) and one.bit_length() <= 63 else None for one in value]
     return None

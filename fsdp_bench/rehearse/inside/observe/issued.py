@@ -21,6 +21,7 @@ from ..replace import collectives, host_memory
 from ..replace.integers import tensors_in
 from .arguments import Tensors, described, described_skipped, is_large_on_host
 from .hooks import observe_fsdp, observe_recomputation, observe_triton
+from .side_effects import read_large_integers_without
 from .trace import Note, Trace, in_order
 
 _NO_OVERRIDE = torch._C._disabled_torch_dispatch_impl
@@ -99,6 +100,8 @@ class IssuedWork:
             return
         give_higher_order_operators(_Operators)
         self._mode = _Operators(self)
+        read_large_integers_without(self._mode)
+        self._trace.hide_mode()
         self._mode.__enter__()
 
     def begin_phase(self, phase: str) -> None:

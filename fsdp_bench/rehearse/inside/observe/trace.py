@@ -42,6 +42,8 @@ class Trace:
             return
         self.count: Any = library.stand_in_traced
         """Returns how many entries there are by now."""
+        self.hide_mode: Any = library.stand_in_trace_by_mode
+        """Lets torch's C++ decide as if one TorchDispatchMode, which notes operators, were not there."""
         self._switch, self._entries = library.stand_in_trace, library.stand_in_trace_entries
         self._stream_index = library.stand_in_stream_index
         self.count.restype, self._entries.restype = ctypes.c_size_t, ctypes.c_void_p

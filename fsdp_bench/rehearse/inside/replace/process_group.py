@@ -142,6 +142,7 @@ _NCCL_METHODS = {
     "eager_connect_single_device": None,  # communicators' memory is predicted, not allocated
     "abort": None,
     "shutdown": None,
+    "_shutdown": None,  # torch 2.6's name of it
     "register_mem_pool": None,  # NCCL then reads the pool's memory where it is; it allocates none
     "deregister_mem_pool": None,
 }
