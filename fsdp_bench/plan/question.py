@@ -30,7 +30,7 @@ from fsdp_bench.spec.calibration_profile import Calibration, Profile
 from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.lora import LARGEST_FUSED_PRODUCT
 from fsdp_bench.spec.recording.model import Model, RecordedModel, code_of, lora_of
-from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.setup import Float8, TrainSetup
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def notes_of(question: Question, why_eager: str | None) -> tuple[str, ...]:
             " first step is not predicted"
         )
     gpu = question.gpu
-    notes += _of_attention(question)
+    notes += [*_of_attention(question), *_of_float8(question)]
     if gpu is not None and gpu.cuda is not None and question.is_on_gpu:
         notes.append(_cuda_note(gpu))
     is_assumed = setup.strategy.is_hybrid and setup.shard_size is None and not question.has_server
@@ -216,6 +216,18 @@ def _of_attention(question: Question) -> Iterator[str]:
             "attention: the memory of FlashAttention's kernel and the time of cuDNN's, which torch takes on"
             f" {gpu.name} with cuDNN above 9.15"
         )
+
+
+def _of_float8(question: Question) -> Iterator[str]:
+    """Yield what the predicted time of products in float8 rests on."""
+    gpu = question.gpu
+    if question.setup.float8 is Float8.NONE or gpu is None or question.profile is not None:
+        return
+    others = "" if gpu.name == "H100-SXM" else f", which {gpu.name} is taken to reach, too"
+    yield (
+        "float8: products, and kernels that find maxima and cast, reach the parts of the peak and of the memory's"
+        f" bandwidth that were measured on one H100 of 700 W{others}; all-gathers are in 16 bits"
+    )
 
 
 def _recorded_note(model: RecordedModel) -> str:

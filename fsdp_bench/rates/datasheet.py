@@ -16,7 +16,7 @@ from fsdp_bench.rates.attention_time import FLASH_ATTENTION_2, MEMORY_EFFICIENT,
 from fsdp_bench.rates.collectives import ALL_TO_ALL, Groups, Topology, collective_seconds, groups_of
 from fsdp_bench.rates.communicators import channels_of
 from fsdp_bench.rates.power import efficiency_under_power
-from fsdp_bench.simulate.events import Work
+from fsdp_bench.simulate.events import FAST_ACCUMULATION, SCALES_OF_ROWS, Work
 from fsdp_bench.spec.hardware import Gpu, Hardware
 from fsdp_bench.spec.pointwise import CASTING, STRIDED
 from fsdp_bench.spec.setup import TrainSetup
@@ -65,11 +65,14 @@ FP32_EFFICIENCY = 0.775
 """Fraction of the fp32 peak: 51.9 of 66.9 TFLOP/s at 4096 and 8192 on an H100 with torch 2.7
 (zzc0721/torch-performance-test-data issue 79, 2025-10)."""
 FP8_MATMUL_EFFICIENCY = 0.709
-"""Fraction of the fp8 peak, if gpus.toml has none for a GPU: the H100's, the lowest that is known.
+"""Fraction of the fp8 peak, if gpus.toml has none for a GPU: the H100's, the lowest that is known."""
+FP8_ACCUMULATION = {"": 0.97, FAST_ACCUMULATION: 1.0, FAST_ACCUMULATION + SCALES_OF_ROWS: 1.01}
+"""The rate of products by their layout, by the GPU's: with fp32 accumulation, without, and without with scales of rows.
 
-It is that of one scale a tensor, and is taken for scales of rows, too, of which no public figure was found. With
-torchao's rowwise recipe only the products of forward have such scales: those of backward run without, and their result
-is scaled by a kernel of its own (torchao/float8/float8_ops.py, addmm_float8_unwrapped)."""
+Medians of 0.687, 0.714 and 0.718 of the peak, over whole waves of tiles, for 18 shapes of Llama-3.1-8B with random
+numbers on an H100 of 700 W, torch 2.11 (results/nvidia-h100). torchao computes forward's products without fp32
+accumulation and backward's with it; backward's have one scale a tensor in both recipes, and with ``rowwise`` their
+result is scaled by a kernel of its own (torchao/float8/float8_ops.py, addmm_float8_unwrapped)."""
 MEMORY_EFFICIENCY = 0.896
 """Fraction of the nominal memory bandwidth: torch.clone of 1 GiB in bf16 on an H100, 3003 of 3350 GB/s
 (Dao-AILab/quack, AI/hadamard_roofline_analysis.md, 2025)."""
@@ -101,6 +104,15 @@ KERNEL_SECONDS = 1.8e-6
 """What a kernel takes on the GPU at least, one after another: rsqrt of 2,048 numbers, on an H100 and an H200 alike
 (results/nvidia-h200/kernel_times.json). Steps of scripts that kept the GPU busy took 1.5 to 3.3 us a kernel more than
 their kernels alone (results/nvidia-h100/scripts/measured.json)."""
+QUANTIZATION_EFFICIENCY = {"maximum": 0.69, "maximum and cast": 0.60, "transposed": 0.61}
+"""Fractions of the bandwidth of Inductor's kernels around products in float8.
+
+Bytes over seconds of all such kernels of Llama-3.1-8B's blocks, 8192 tokens, in the profiles of one step in each recipe
+on an H100 of 700 W (results/nvidia-h100). What casts and does not transpose had 0.95, and is taken to reach
+MEMORY_EFFICIENCY."""
+SCALING_BYTES_PER_CLOCK = {"transposed": 6.5, "result": 2.8}
+"""Bytes that a multiprocessor moves each clock in kernels of ``rowwise`` that compute a scale for every element, in
+fp64 (amax_to_scale in torchao/float8/float8_utils.py): the same measurements, less the time of their bytes."""
 LAUNCH_SECONDS = 7e-6
 """Time of a server's CPU for one operator in eager PyTorch: the overhead of a launch with an H100
 (meta-pytorch/autoparallel pull request 146, 2025). Inductor's kernels take 6.8 to 9.1 us on a Grace CPU
@@ -203,11 +215,12 @@ class Datasheet:
 
     def _computing(self, work: Work, beside: tuple[Work, ...]) -> float:
         """Return the seconds for which an operator without products keeps multiprocessors busy beside its loads."""
-        rate = NORM_BYTES_PER_CLOCK if work.name in _NORMS else _elements_per_clock(work)
+        of_bytes = NORM_BYTES_PER_CLOCK if work.name in _NORMS else _scaling_bytes_per_clock(work.name)
+        rate = of_bytes or _elements_per_clock(work)
         clock, multiprocessors = self.gpu.clock_hertz, self._multiprocessors(beside)
         if rate is None or clock is None or multiprocessors is None:
             return 0.0
-        size = work.num_bytes if work.name in _NORMS else work.elements or work.num_bytes // max(work.itemsize, 1)
+        size = work.num_bytes if of_bytes else work.elements or work.num_bytes // max(work.itemsize, 1)
         return size / (rate * clock * multiprocessors)
 
     def _peak(self, itemsize: int, multiprocessors: int | None) -> float | None:
@@ -224,7 +237,8 @@ class Datasheet:
         m, n, k = work.dims
         efficiency = self.gpu.matmul_efficiency or MATMUL_EFFICIENCY
         if work.itemsize == 1:
-            efficiency = self.gpu.fp8_matmul_efficiency or FP8_MATMUL_EFFICIENCY
+            layout = work.name.split()[1].removeprefix("nt")
+            efficiency = (self.gpu.fp8_matmul_efficiency or FP8_MATMUL_EFFICIENCY) * FP8_ACCUMULATION[layout]
         elif work.itemsize == 4:
             efficiency = FP32_EFFICIENCY
         if work.itemsize != 4:
@@ -299,6 +313,8 @@ def _is_over_pcie(topology: Topology) -> bool:
 
 def _memory_efficiency(name: str) -> float:
     """Return the fraction of the memory's bandwidth that an operator or a compiled kernel reaches."""
+    if name.startswith("triton_") and ("_clamp" in name or "_abs_" in name):
+        return _quantization(name)
     for beginning, efficiency in _EFFICIENCIES:
         if name.startswith(beginning):
             return efficiency
@@ -312,6 +328,31 @@ def _elements_per_clock(work: Work) -> float | None:
     """Return the elements that a multiprocessor computes each clock; None where memory alone decides."""
     found = ELEMENTS_PER_CLOCK.get(f"{work.name} {work.path}") or ELEMENTS_PER_CLOCK.get(work.path)
     return found or ELEMENTS_PER_CLOCK.get(work.name)
+
+
+def _quantization(name: str) -> float:
+    """Return the fraction of the bandwidth of a compiled kernel that finds maxima, or casts to float8.
+
+    The names are Inductor's, of the operators that it fused: a clone is a cast to the layout that backward needs.
+    """
+    if "_clamp_clone" in name:
+        return QUANTIZATION_EFFICIENCY["transposed"]
+    if name.startswith("triton_poi"):
+        return MEMORY_EFFICIENCY
+    return QUANTIZATION_EFFICIENCY["maximum and cast" if "_clamp" in name and "_exp2" in name else "maximum"]
+
+
+def _scaling_bytes_per_clock(name: str) -> float | None:
+    """Return the rate of a compiled kernel that computes scales for every element; None for any other.
+
+    ``rowwise`` rounds scales to powers of two, by exp2. A kernel without reduction that casts computes them by rows.
+    """
+    if not name.startswith("triton_") or "_exp2" not in name:
+        return None
+    if "_clamp_clone" in name:
+        return None if name.startswith("triton_poi") else SCALING_BYTES_PER_CLOCK["transposed"]
+    is_result = name.startswith("triton_poi") and "_scaled_mm" not in name
+    return SCALING_BYTES_PER_CLOCK["result"] if is_result else None
 
 
 def _is_unaligned(work: Work) -> bool:

@@ -111,6 +111,12 @@ IN_HOST_MEMORY = "optimizer "
 """The beginning of the names of what the host computes on large tensors: an optimizer's step, and what is as slow."""
 
 
+FAST_ACCUMULATION = "-fast"
+"""In the layout of a product in float8: its kernel accumulates in the tensor cores' own precision (use_fast_accum)."""
+SCALES_OF_ROWS = "-rows"
+"""The same: each row of the one factor and each column of the other has a scale of its own."""
+
+
 class Work(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     """The sizes of an operator, a collective or a copy, from which its time is computed."""
 

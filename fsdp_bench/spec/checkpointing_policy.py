@@ -2,7 +2,8 @@
 
 checkpointing  policy                what is saved
 selective      absent                outputs of all matrix products and of attention
-every-second-product  torchtitan's: outputs of attention and of every other aten.mm, from the first on
+every-second-product  torchtitan's: outputs of attention, of every other aten.mm, from the first on, and of aten.max
+                      of whole tensors, which float8 scales by
 aten.mm,aten.silu     outputs of the operators that are named
 full           absent                the inputs of each block
 every-2-blocks        blocks 0, 2, 4, ... as above; the blocks between them are not checkpointed
@@ -66,8 +67,9 @@ def read_policy(text: str | None) -> CheckpointingPolicy:
         return CheckpointingPolicy()
     folded = text.strip().lower()
     if folded == EVERY_SECOND_PRODUCT:
-        # torchtitan, distributed/activation_checkpoint.py: _get_custom_policy and its list, which has no aten.addmm
-        return CheckpointingPolicy(("aten.mm", *ATTENTION), recomputes_every_second_product=True)
+        # torchtitan 0.2.2, distributed/activation_checkpoint.py: _get_custom_policy; its list, which has no aten.addmm,
+        # in models/llama3/infra/parallelize.py. torchao's products in float8 are aten.mm of tensors with their scales.
+        return CheckpointingPolicy(("aten.mm", *ATTENTION, "aten.max"), recomputes_every_second_product=True)
     if (found := _EVERY_BLOCKS.fullmatch(folded)) is not None and int(found[1]) > 1:
         return CheckpointingPolicy(every_blocks=int(found[1]))
     names = {word.strip().replace("::", ".") for word in folded.split(",")}

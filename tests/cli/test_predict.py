@@ -189,6 +189,14 @@ def test_assumptions_are_notes_of_the_document() -> None:
     )
 
 
+def test_a_prediction_in_float8_says_what_its_rates_rest_on() -> None:
+    given = ("--model", "Llama-3.1-8B", "--code", "benchmark", "--server", "p5en.48xlarge", "--api", "fsdp2")
+    words = (*given, "--compile", "--float8", "tensorwise", "--checkpointing", "full", "--batch", 2)
+    (said,) = (note for note in document(*words)["notes"] if note.startswith("float8: "))
+    assert "one H100 of 700 W, which H200-SXM is taken to reach, too" in said
+    assert said in " ".join(stdout_of("predict", *words).split())
+
+
 def test_a_picture_leaves_standard_output_to_the_document(tmp_path: Path) -> None:
     printed = stdout_of("predict", *GPT2, "--json", "--chart", tmp_path / "step.png")
     assert json.loads(printed)["source"] == "predicted"

@@ -3,6 +3,7 @@
 Attention's are those of attention.toml, between its lengths, and beyond them.
 """
 
+import math
 import random
 from dataclasses import replace
 from statistics import fmean
@@ -149,3 +150,45 @@ def test_memory_efficient_attention_is_as_slow_by_flash_attention_2_on_an_h100_a
         assert efficient[0] / flash[0] == pytest.approx(efficient[1] / flash[1])
         assert efficient[0] < flash[0]
     assert fraction_of_peak(MEMORY_EFFICIENT, 10.0, 128, True, 4096, False) is None
+
+
+_MM, _ROUNDED = "scaled_mm__to_copy", "clamp_exp2_floor_log2_mul"
+_UP, _X, _GATE = 14336 * 4096, 8192 * 4096, 8192 * 14336
+
+
+@pytest.mark.parametrize(
+    ("kernel", "elements", "bytes_of_each", "seconds"),
+    [
+        ("triton_red_fused_abs_max_t", _UP, 2, 47.2e-6),
+        (f"triton_poi_fused__fused_rms_norm__{_MM}_add_clamp_mul_reciprocal_t_view", _UP, 3, 59e-6),
+        (f"triton_poi_fused__{_MM}_clamp_clone_mul_reciprocal_silu_t_view", _X, 4, 73.8e-6),
+        (f"triton_red_fused__{_MM}_abs_amax_{_ROUNDED}_reciprocal_silu_t_view", _GATE, 5, 316e-6),
+        (f"triton_red_fused__{_MM}_abs_amax_clamp_clone_exp2_floor_log2_mul_new_ones_t_view", _X, 4, 122e-6),
+        (f"triton_poi_fused__to_copy_{_ROUNDED}_reciprocal_t", _UP, 4, 328.2e-6),
+    ],
+)
+def test_kernels_around_products_in_float8_take_what_they_took_on_an_h100(
+    kernel: str, elements: int, bytes_of_each: int, seconds: float
+) -> None:
+    """In the profile of a step of Llama-3.1-8B's blocks with 8192 tokens (results/nvidia-h100)."""
+    assert ALONE.run(Work(kernel, elements * bytes_of_each, itemsize=1)) == pytest.approx(seconds, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("layout", "dims", "tflops"),
+    [
+        ("nt", (8192, 14336, 4096), 1299),
+        ("nt-fast", (8192, 14336, 4096), 1335),
+        ("nt-fast-rows", (8192, 14336, 4096), 1381),
+        ("nt", (8192, 4096, 14336), 1385),
+        ("nt-fast", (8192, 4096, 14336), 1450),
+        ("nt-fast-rows", (8192, 4096, 14336), 1392),
+    ],
+)
+def test_products_in_float8_take_what_they_took_on_an_h100(
+    layout: str, dims: tuple[int, int, int], tflops: float
+) -> None:
+    """torch._scaled_mm of random numbers (results/nvidia-h100); shapes differ by up to 11 % from the median."""
+    seconds = 2 * math.prod(dims) / (tflops * 1e12)
+    assert ALONE.run(Work(f"aten::mm {layout}", 0, dims, 1)) == pytest.approx(seconds, rel=0.08)
+    assert (ALONE.run(Work("aten::mm nt-fast", 0, dims, 1)) or 0) < (ALONE.run(Work("aten::mm nt", 0, dims, 1)) or 0)

@@ -83,8 +83,10 @@ def test_a_product_in_float8_has_the_sizes_of_its_factors_and_touches_their_scal
         buf6 = empty_strided_cuda((64, 16), (16, 1), torch.bfloat16)
         extern_kernels._scaled_mm(buf4, buf3, buf5, buf2, out_dtype=torch.bfloat16, use_fast_accum=True, out=buf6)"""
     product = [one for one in read(scaled).steps if isinstance(one, Run)][-1]
-    assert (product.name, product.dims, product.itemsize) == ("aten::_scaled_mm nt", (64, 16, 32), 1)
+    assert (product.name, product.dims, product.itemsize) == ("aten::_scaled_mm nt-fast-rows", (64, 16, 32), 1)
     assert product.touched_bytes == (64 * 32, 32 * 16, 64 * 4, 4 * 16 * 4, 64 * 16 * 2)
+    without = scaled.replace("use_fast_accum=True", "use_fast_accum=False").replace("(64, 1), (1, 1)", "(), ()")
+    assert [one.name for one in read(without).steps if isinstance(one, Run)][-1] == "aten::_scaled_mm nt"
 
 
 @pytest.mark.parametrize(

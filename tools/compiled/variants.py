@@ -145,7 +145,9 @@ def float8_variants() -> Iterator[Variant]:
             regimes.setdefault(float8_regime_of(point.sizes, recipe, num_multiprocessors), []).append(point)
         for (regime, points), order in product(regimes.items(), Order):
             kind = CompiledKind(block, _BF16, Checkpointing.NONE, None, regime, recipe, order)
-            yield from (Variant(kind._replace(checkpointing=checkpointing), points) for checkpointing in Checkpointing)
+            yield from (
+                Variant(kind._replace(checkpointing=one, policy=policy), points) for one, policy in _CHECKPOINTING
+            )
             yield Variant(kind._replace(is_fsdp1=True), points)
 
 

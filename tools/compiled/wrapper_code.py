@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from fsdp_bench.simulate.events import FAST_ACCUMULATION, SCALES_OF_ROWS
 from tools.compiled.kernels import KERNEL_READERS, MAKES, Kernel, View
 
 _ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "bool": 1, "uint8": 1, "uint64": 8}
@@ -251,6 +252,10 @@ class _Reader:
             out = next(self._view(each.value) for each in call.keywords if each.arg == "out")
             factors = views[:2] if product == _SCALED else views[-2:]
             layout = "".join("n" if view.strides[-1] == 1 else "t" for view in factors)
+            if product == _SCALED:
+                fast = any(each.arg == "use_fast_accum" and ast.literal_eval(each.value) for each in call.keywords)
+                has_rows = _numel(views[2].shape) > 1
+                layout += (FAST_ACCUMULATION if fast else "") + (SCALES_OF_ROWS if has_rows else "")
             kernel = Kernel(f"{product.replace('.', '::', 1)} {layout}", KERNEL_READERS[product](views))
             self._steps.append(self._run(kernel, [*views, out], factors[-1].itemsize, ()))
         elif name.startswith("triton_") and name.endswith(".run"):

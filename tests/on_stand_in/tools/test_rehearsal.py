@@ -4,11 +4,17 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from fsdp_bench.catalog.loader import model
+from fsdp_bench.spec.checkpointing_policy import EVERY_SECOND_PRODUCT
+from fsdp_bench.spec.setup import Api, Checkpointing, Float8, Loss, Precision, TrainSetup, Wrap
+from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
 from tests.conftest import run_command
 from tests.profiles import draws
 from tools.validate.__main__ import main
-from tools.validate.rehearsal import validate_rehearsals
+from tools.validate.random_setups import Cell
+from tools.validate.rehearsal import GPU, against_rehearsals, validate_rehearsals
 
 SEED = 4
 
@@ -54,6 +60,32 @@ def test_peaks_of_compiled_blocks_and_of_hugging_faces_code_are_near_the_predict
     assert summary.num_failed == 0
     assert summary.peak.median <= median
     assert summary.peak.worst <= worst
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [Float8.TENSORWISE, Float8.ROWWISE])
+def test_float8_with_torchtitans_checkpointing_has_the_predicted_peaks(recipe: Float8) -> None:
+    """Within 2 %: batch, length, units, loss and clipping are those of torchtitan's Llama 3 8B, with two blocks."""
+    setup = TrainSetup(
+        world_size=8,
+        sequence_length=8192,
+        micro_batch_size=1,
+        api=Api.FSDP2,
+        wrap=Wrap.BLOCK_AND_ENDS,
+        precision=Precision.parse("bf16-mixed"),
+        checkpointing=Checkpointing.SELECTIVE,
+        checkpointing_policy=EVERY_SECOND_PRODUCT,
+        max_grad_norm=1.0,
+        loss=Loss.COMPILED,
+        compile=True,
+        float8=recipe,
+    )
+    shape = replace(model("Llama-3.1-8B").shape(), num_hidden_layers=2)
+    (found,) = against_rehearsals([Cell(model=shape, setup=setup)], rehearsed_gpu(GPU))
+    assert found.error is None
+    assert abs(found.worst[1]) <= 0.02
+    assert found.reserved is not None
+    assert abs(found.reserved.relative) <= 0.02
 
 
 def test_the_json_document_has_every_drawn_setup() -> None:

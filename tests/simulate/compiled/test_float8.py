@@ -16,10 +16,11 @@ from fsdp_bench.plan.question import Question, speed_of
 from fsdp_bench.rates.datasheet import datasheet
 from fsdp_bench.simulate.compiled.block import bind_code
 from fsdp_bench.simulate.compiled.choose import _bound, _kinds, why_eager
-from fsdp_bench.simulate.events import Kind, Work
+from fsdp_bench.simulate.events import FAST_ACCUMULATION, SCALES_OF_ROWS, Kind, Work
 from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.simulate.wrappers.impossible import why_impossible
+from fsdp_bench.spec.checkpointing_policy import EVERY_SECOND_PRODUCT
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.model import ModelShape
@@ -31,6 +32,7 @@ from tests.simulate.compiled.test_choose import SETUP as COMPILED
 
 SETUP = replace(COMPILED, api=Api.FSDP2, float8=Float8.ROWWISE)
 RECIPES = (Float8.TENSORWISE, Float8.ROWWISE)
+OF_TORCHTITAN = (Checkpointing.SELECTIVE, EVERY_SECOND_PRODUCT)
 H100 = kernels_on(CUDA, gpu("H100-SXM"))
 
 
@@ -72,7 +74,9 @@ def test_maxima_are_split_as_inductor_splits_them() -> None:
     assert [splits_of_maximum(numel, 132, 2048) for numel in numels] == [768, 512, 512, 528, 128, 192]
 
 
-@pytest.mark.parametrize(("recipe", "checkpointing"), list(product(RECIPES, Checkpointing)))
+@pytest.mark.parametrize(
+    ("recipe", "checkpointing"), [*product(RECIPES, (*[(kind, None) for kind in Checkpointing], OF_TORCHTITAN))]
+)
 @settings(max_examples=12, deadline=None)
 @given(
     batch=st.integers(1, 8),
@@ -82,7 +86,13 @@ def test_maxima_are_split_as_inductor_splits_them() -> None:
     ratio=st.sampled_from([2.5, 3.5, 4.0]),
 )
 def test_every_size_is_recorded_and_runs_in_the_order_with_the_lowest_peak(
-    recipe: Float8, checkpointing: Checkpointing, batch: int, length: int, groups: int, heads: int, ratio: float
+    recipe: Float8,
+    checkpointing: tuple[Checkpointing, str | None],
+    batch: int,
+    length: int,
+    groups: int,
+    heads: int,
+    ratio: float,
 ) -> None:
     shape = replace(
         LLAMA,
@@ -91,17 +101,19 @@ def test_every_size_is_recorded_and_runs_in_the_order_with_the_lowest_peak(
         num_key_value_heads=heads // groups,
         intermediate_size=64 * round(ratio * 2 * heads),
     )
-    setup = replace(SETUP, float8=recipe, checkpointing=checkpointing, micro_batch_size=batch, sequence_length=length)
+    kind, policy = checkpointing
+    setup = replace(SETUP, float8=recipe, checkpointing=kind, checkpointing_policy=policy)
+    setup = replace(setup, micro_batch_size=batch, sequence_length=length)
     assert why_eager(shape, setup, H100) is None
-    (kind,) = _kinds(shape, setup, H100)
+    (compiled,) = _kinds(shape, setup, H100)
     sizes = {"B": batch, "S": length, "hidden_size": 128 * heads, "num_attention_heads": heads, "head_dim": 128}
     sizes |= {"num_key_value_heads": heads // groups, "intermediate_size": shape.intermediate_size}
     # An H100 has 132 multiprocessors of 2048 threads.
-    assert kind.regime == float8_regime_of(sizes, recipe, 132)
+    assert compiled.regime == float8_regime_of(sizes, recipe, 132)
     symbols, codes = symbols_of_float8(sizes, 132, 2048), compiled_catalog(FLOAT8).codes
-    names = [name for order in Order if (name := kind._replace(order=order).name) in codes]
+    names = [name for order in Order if (name := compiled._replace(order=order).name) in codes]
     peaks = [bind_code(codes[name], symbols, H100).backward_peak for name in names]
-    assert _bound(kind, shape, setup, H100).backward_peak == min(peaks)
+    assert _bound(compiled, shape, setup, H100).backward_peak == min(peaks)
 
 
 @settings(max_examples=60, deadline=None)
@@ -147,6 +159,32 @@ def test_a_step_in_float8_is_timed_and_adds_up(recipe: Float8) -> None:
     assert not own.unknown
     assert own.step_seconds < bf16.step_seconds
     assert own.compute_seconds + own.exposed_communication_seconds <= own.step_seconds * 1.001
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_torchtitans_checkpointing_keeps_every_second_product_in_16_bits_and_recomputes_the_others(
+    recipe: Float8,
+) -> None:
+    """A block's input, queries, values, attention's output with fp32 numbers of its rows, and the gate's product.
+
+    Keys, attention's projection and the second product of the MLP are computed again.
+    """
+    setup = replace(SETUP, float8=recipe, checkpointing="selective", checkpointing_policy=EVERY_SECOND_PRODUCT)
+    found = [memory_of(replace(LLAMA, num_hidden_layers=layers), setup).phases["forward"] for layers in (12, 13)]
+    kept = 2 * (3 * LLAMA.hidden_size + LLAMA.kv_size + LLAMA.intermediate_size) + 4 * LLAMA.num_attention_heads
+    states = 3 * 4 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096) // setup.world_size
+    tokens = setup.micro_batch_size * setup.sequence_length
+    assert found[1] - found[0] == pytest.approx(states + tokens * kept, rel=0.001)
+    products = [
+        event.work
+        for event in SimulatedSteps(replace(LLAMA, num_hidden_layers=1), setup, H100).step().last_step()
+        if event.kind is Kind.KERNEL and event.work is not None and event.work.is_product and event.work.itemsize == 1
+    ]
+    assert sum(FAST_ACCUMULATION in one.name for one in products) == 7 + 3
+    assert sum(FAST_ACCUMULATION not in one.name for one in products) == 14
+    assert {SCALES_OF_ROWS in one.name for one in products if FAST_ACCUMULATION in one.name} == {
+        recipe is Float8.ROWWISE
+    }
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
