@@ -388,7 +388,7 @@ def flops_of(step: IssuedStep) -> StepFlops:
             of_forward.add(_kind(event))
         totals["recomputed" if is_recomputed else phase] += flops  # type: ignore[assignment]
         if flops:
-            dtypes[DTYPES[dtype_of(event, step.tensors)]] += flops  # type: ignore[assignment]
+            dtypes[DTYPES.get(dtype_of(event, step.tensors), "bf16")] += flops  # type: ignore[assignment]
     most = max(dtypes, key=lambda dtype: dtypes[dtype], default=None)
     return StepFlops(float(totals["forward"]), float(totals["backward"]), float(totals["recomputed"]), most)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from fsdp_bench.simulate.events import IN_HOST_MEMORY, Work
+from fsdp_bench.simulate.events import FAST_ACCUMULATION, IN_HOST_MEMORY, SCALES_OF_ROWS, Work
 from fsdp_bench.simulate.recorded.bind import slice_backward, work_of
 from fsdp_bench.spec.pointwise import COPIES, STRIDED, Operand, is_strided_cat, path_of
 from fsdp_bench.spec.subprocesses.issued import HostOperator, IssuedOperator, IssuedTensor, TensorNumbers
@@ -40,6 +40,7 @@ _MANY_PASSES = re.compile(
 SMALL_BYTES = 1 << 20
 
 
+_FP8 = "float8_e4m3fn", "float8_e5m2"
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """Dtypes whose peak the catalogue has, by PyTorch's names."""
 
@@ -50,7 +51,7 @@ def work_of_operator(operator: IssuedOperator, tensors: Tensors) -> Work | None:
         return _slice_backward(operator, tensors)
     find = _COMPUTED.get(operator.name)
     if find is not None:
-        return find(operator, tensors) if dtype_of(operator, tensors) in DTYPES else None
+        return find(operator, tensors) if dtype_of(operator, tensors) in (*DTYPES, *_FP8) else None
     num_bytes = _moved_bytes(operator, tensors)
     if not _is_bound_by_memory(operator) or (_MANY_PASSES.fullmatch(operator.name) and num_bytes > SMALL_BYTES):
         return None
@@ -114,6 +115,17 @@ def _product(first: str, second: str) -> Callable[[IssuedOperator, Tensors], Wor
     return read
 
 
+def _scaled_product(operator: IssuedOperator, tensors: Tensors) -> Work | None:
+    """Return a product in float8, with how it accumulates, and whether rows have scales of their own."""
+    found = _product("self", "mat2")(operator, tensors)
+    scale = next(iter(_of(operator, "scale_a", tensors)), None)
+    if found is None or scale is None or dtype_of(operator, tensors) not in _FP8:
+        return None
+    fast = FAST_ACCUMULATION if operator.arguments.get("use_fast_accum") else ""
+    rows = SCALES_OF_ROWS if math.prod(scale.shape) > 1 else ""
+    return msgspec.structs.replace(found, name=f"{found.name}{fast}{rows}")
+
+
 def _layout(*matrices: IssuedTensor) -> str:
     """Return for each matrix whether its rows (n) or its columns (t) are contiguous, as cuBLAS calls it."""
     return "".join(
@@ -147,6 +159,7 @@ _COMPUTED: dict[str, Callable[[IssuedOperator, Tensors], Work | None]] = {
     "aten::addmm": _product("mat1", "mat2"),
     "aten::addmm_": _product("mat1", "mat2"),
     "aten::_addmm_activation": _product("mat1", "mat2"),
+    "aten::_scaled_mm": _scaled_product,
     "aten::bmm": _product("self", "mat2"),
     "aten::baddbmm": _product("batch1", "batch2"),
     "aten::_grouped_mm": _product("self", "mat2"),

@@ -12,7 +12,17 @@ from msgspec.structs import replace
 
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.recording.recorded import RecordedCode, Variant
-from fsdp_bench.spec.recording.steps import Call, Drop, HeadWithLoss, Instruction, MakeNode, Operator, Save, TensorRef
+from fsdp_bench.spec.recording.steps import (
+    Call,
+    Drop,
+    HeadWithLoss,
+    Instruction,
+    MakeNode,
+    Operator,
+    Save,
+    TensorRef,
+    operator_name,
+)
 from fsdp_bench.spec.setup import Loss
 
 _NODES = ("NllLossBackward0", "LogSoftmaxBackward0", "ViewBackward0", "ToCopyBackward0")
@@ -80,7 +90,7 @@ def _find(code: RecordedCode, variant: Variant) -> _OwnLoss:
     model = around.pop()
     logits = _logits(code, variant, model)
     begin = 1 + next(number for number, each in enumerate(model.code) if _makes(each, logits.storage))
-    names = {variant.names[each.name] for each in model.code[begin:] if isinstance(each, Operator)}
+    names = {operator_name(variant.names[each.name])[0] for each in model.code[begin:] if isinstance(each, Operator)}
     if others := sorted(names - set(_OPERATORS)):
         raise SpecError(f"loss: {code.origin.architecture} runs {others[0]} beside its cross-entropy; leave --loss out")
     if _SHIFT not in names:

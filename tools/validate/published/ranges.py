@@ -31,27 +31,29 @@ def errors_of_predictions() -> PredictionErrors:
     )
 
 
-MEASURED_SCRIPTS = Path(__file__).parents[3] / "results" / "nvidia-h200" / "scripts"
+MEASURED_SCRIPTS = [Path(__file__).parents[3] / "results" / one / "scripts" for one in ("nvidia-h100", "nvidia-h200")]
 FIRST_STEADY_STEP = 3
 """Steps before it are left out, as in compare.py beside the records."""
 
 
-def script_errors(folder: Path = MEASURED_SCRIPTS) -> ScriptErrors:
+def script_errors(folders: Sequence[Path] = MEASURED_SCRIPTS) -> ScriptErrors:
     """Return the extremes of the errors of rehearsed scripts: of speed, and of the peak of reserved memory."""
-    speeds, peaks = [], []
-    measured = json.loads((folder / "measured.json").read_text())
-    for run in measured["scripts"]:
-        rehearsed = json.loads((folder / "records" / f"{run['name']}.json").read_text())
-        time, steps = rehearsed["time"], run["steps"]
-        if time["cpu_optimizer_seconds"]:
-            continue
-        if time["step_seconds"] is not None:
-            seconds = median(step["seconds"] for step in steps[FIRST_STEADY_STEP:])
-            speeds.append((run["name"], seconds / time["step_seconds"] - 1))
-        reserved = max(step["peak_reserved"] for step in steps)
-        peaks.append((run["name"], rehearsed["memory"]["peak_reserved_bytes"] / reserved - 1))
-    gpu = measured["gpu"].removeprefix("NVIDIA ")
-    return ScriptErrors(speed=_extremes(speeds), memory=_extremes(peaks), gpus=(gpu,))
+    speeds, peaks, gpus = [], [], []
+    for folder in folders:
+        measured = json.loads((folder / "measured.json").read_text())
+        gpu = measured["gpu"].removeprefix("NVIDIA ").split()[0]
+        gpus.append(gpu)
+        for run in measured["scripts"]:
+            rehearsed = json.loads((folder / "records" / f"{run['name']}.json").read_text())
+            time, steps, name = rehearsed["time"], run["steps"], f"{run['name']} on {gpu}"
+            if time["cpu_optimizer_seconds"]:
+                continue
+            if time["step_seconds"] is not None:
+                seconds = median(step["seconds"] for step in steps[FIRST_STEADY_STEP:])
+                speeds.append((name, seconds / time["step_seconds"] - 1))
+            reserved = max(step["peak_reserved"] for step in steps)
+            peaks.append((name, rehearsed["memory"]["peak_reserved_bytes"] / reserved - 1))
+    return ScriptErrors(speed=_extremes(speeds), memory=_extremes(peaks), gpus=tuple(gpus))
 
 
 def speed_errors(rows: Iterable[SpeedRow]) -> SpeedErrors:
