@@ -97,7 +97,8 @@ def test_a_hosts_own_times_leave_the_gpus_rates_and_the_range() -> None:
         (estimate(model, server=SERVER), estimate(model, server=SERVER, calibration=host)) for model in (MODEL, "gpt2")
     )
     assert after.speed.source == WITH_OWN_HOST
-    assert after.speed.range == before.speed.range
+    assert after.speed.range.fastest == before.speed.range.fastest
+    assert after.speed.range.slowest == pytest.approx(before.speed.range.slowest, rel=1e-3)  # CUDA: by products' part
     products = StepPart.MATRIX_PRODUCTS
     assert after.speed.time.parts[products] == pytest.approx(before.speed.time.parts[products], rel=1e-2)
     assert (slow.step_seconds or 0) > 2 * (alone.step_seconds or 1)

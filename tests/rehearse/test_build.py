@@ -109,7 +109,8 @@ def test_functions_without_a_source_are_weak_stubs_beside_those_with_one(
 def test_nothing_but_nvidias_names_is_visible(compiled: Callable[[int], Path]) -> None:
     families = ("cu", "__cuda", "nv", "nccl", "stand_in_")
     strange = {name for name in symbols_of(compiled(13000) / build.LIBRARY).defined if not name.startswith(families)}
-    assert strange <= {"_init", "_fini", "_edata", "_end", "__bss_start"}
+    answered_for_torch = "_ZN3c104impl21dispatch_mode_enabledEv"  # trace.c: the observer's own mode does not count
+    assert strange <= {"_init", "_fini", "_edata", "_end", "__bss_start", answered_for_torch}
 
 
 @needs_compiler

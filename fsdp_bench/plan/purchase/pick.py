@@ -159,7 +159,9 @@ def _why_in_time(goal: Terms, picked: Picked[OfferT], winner: OfferT, num_offers
 
 def _how_sure(offer: Offer) -> str:
     if offer.range is None:
-        return f"as predicted: never compared with such a run on {offer.cluster.gpu.name}"
+        return "as predicted"
+    if not offer.range.is_like_published:
+        return f"even {offer.range.slowest:.2g} times as fast as predicted, as {offer.range.because.partition(':')[0]}"
     return "even at the slow end of the range"
 
 

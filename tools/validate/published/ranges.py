@@ -4,7 +4,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import permutations
-from math import sqrt
+from math import inf, sqrt
 from pathlib import Path
 from statistics import NormalDist, mean, median, pvariance, variance
 
@@ -122,6 +122,8 @@ def expected_errors(rows: Iterable[SpeedRow]) -> tuple[float, float]:
     for row in rows:
         by_publisher[row.publisher].append(row.error or 0.0)
     means, count = [mean(errors) for errors in by_publisher.values()], len(by_publisher)
+    if count < 2 or not any(len(errors) > 1 for errors in by_publisher.values()):
+        return -inf, inf  # nothing can be expected of another one
     between = variance(means) * (1 + 1 / count)
     within = mean(pvariance(errors) for errors in by_publisher.values())
     num_within = sum(len(errors) - 1 for errors in by_publisher.values())
