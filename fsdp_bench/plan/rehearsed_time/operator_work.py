@@ -51,7 +51,8 @@ def work_of_operator(operator: IssuedOperator, tensors: Tensors) -> Work | None:
         return _slice_backward(operator, tensors)
     find = _COMPUTED.get(operator.name)
     if find is not None:
-        return find(operator, tensors) if dtype_of(operator, tensors) in (*DTYPES, *_FP8) else None
+        is_known = dtype_of(operator, tensors) in DTYPES or find is _scaled_product
+        return find(operator, tensors) if is_known else None
     num_bytes = _moved_bytes(operator, tensors)
     if not _is_bound_by_memory(operator) or (_MANY_PASSES.fullmatch(operator.name) and num_bytes > SMALL_BYTES):
         return None
@@ -117,8 +118,8 @@ def _product(first: str, second: str) -> Callable[[IssuedOperator, Tensors], Wor
 
 def _scaled_product(operator: IssuedOperator, tensors: Tensors) -> Work | None:
     """Return a product in float8, with how it accumulates, and whether rows have scales of their own."""
-    found = _product("self", "mat2")(operator, tensors)
     scale = next(iter(_of(operator, "scale_a", tensors)), None)
+    found = None if scale is None else _product("self", "mat2")(operator, tensors)
     if found is None or scale is None or dtype_of(operator, tensors) not in _FP8:
         return None
     fast = FAST_ACCUMULATION if operator.arguments.get("use_fast_accum") else ""

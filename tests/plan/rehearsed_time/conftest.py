@@ -41,11 +41,12 @@ class StepWriter:
         is_recomputed: bool = False,
         stream: int = 0,
         kind: str = "operator",
+        is_pointwise: bool = False,
         **arguments: Any,
     ) -> None:
         """Add an operator; a tuple is tensors, a number itself."""
         given = {key: {"tensors": one} if isinstance(one, tuple) else one for key, one in arguments.items()}
-        own = {} if kind == "host" else {"is_recomputed": is_recomputed, "stream": stream}
+        own = {} if kind == "host" else {"is_recomputed": is_recomputed, "is_pointwise": is_pointwise, "stream": stream}
         self.add(kind, name=name, arguments=given, results=results, written=written, outputs=outputs, **own)
 
     def product(self, m: int, n: int, k: int, dtype: tuple[str, int] = BF16, **more: Any) -> None:

@@ -135,6 +135,49 @@ def test_operators_that_are_not_bound_by_memory_are_unknown(step: StepWriter, na
     assert work(step) == (Work(name, 40, (), 2) if name in BOUND_BY_MEMORY else None)
 
 
+@pytest.mark.parametrize(
+    ("rows", "is_fast", "layout"), [(1, False, "nt"), (1, True, "nt-fast"), (16, True, "nt-fast-rows")]
+)
+def test_a_product_in_float8_says_how_it_accumulates_and_scales(
+    step: StepWriter, rows: int, is_fast: bool, layout: str
+) -> None:
+    factor, scale = ("float8_e4m3fn", 1), step.tensor(rows, 1, dtype=FP32)
+    a, b = step.tensor(16, 64, dtype=factor), step.tensor(64, 32, strides=(1, 64), dtype=factor)
+    given = {"self": (a,), "mat2": (b,), "scale_a": (scale,), "scale_b": (scale,), "use_fast_accum": is_fast}
+    step.operator("aten::_scaled_mm", (step.tensor(16, 32),), **given)
+    found = work(step)
+    assert (found.name, found.dims, found.itemsize) == (f"aten::mm {layout}", (16, 32, 64), 1)
+
+
+PATHS: dict[str, tuple[str, dict[str, Any], tuple[str, int]]] = {
+    "tensors that lie alike": ("aten::mul", {"": bf16(4, 8), "self": bf16(4, 8), "other": bf16(4, 8)}, ("", 0)),
+    "heads that lie token by token alike": (
+        "aten::add",
+        dict.fromkeys(("", "self", "other"), bf16(2, 4, 8, 16, strides=(512, 16, 64, 1))), ("", 0),
+    ),
+    "a row that is broadcast": ("aten::mul", {"": bf16(4, 8), "self": bf16(4, 8), "other": bf16(8)}, ("strided", 32)),
+    "a half of each row": ("aten::neg", {"": bf16(4, 8), "self": bf16(4, 8, strides=(16, 1))}, ("strided", 32)),
+    "two dtypes": ("aten::mul", {"": fp32(4, 8), "self": bf16(4, 8), "other": fp32(4, 8)}, ("casting", 32)),
+    "both": ("aten::mul", {"": fp32(4, 8), "self": bf16(4, 8), "other": fp32(8)}, ("strided casting", 32)),
+    "a copy to float32": ("aten::_to_copy", {"": fp32(4, 8), "self": bf16(4, 8)}, ("casting", 32)),
+    "a copy to 16 bits": ("aten::_to_copy", {"": bf16(4, 8), "self": fp32(4, 8)}, ("", 0)),
+    "a comparison": ("aten::lt", {"": bf16(8, dtype=("bool", 1)), "self": bf16(8), "other": bf16(8)}, ("", 0)),
+    "whole rows one after another": ("aten::cat", {"": bf16(8, 8), "tensors": bf16(4, 8)}, ("", 0)),
+    "halves of rows": ("aten::cat", {"": bf16(4, 16), "tensors": bf16(4, 8, strides=(16, 1))}, ("strided", 64)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "tensors", "expected"), PATHS.values(), ids=PATHS.keys())
+def test_a_pointwise_kernel_reads_vectors_where_all_its_tensors_lie_alike(
+    step: StepWriter, name: str, tensors: dict[str, Any], expected: tuple[str, int]
+) -> None:
+    """aten/native/cuda/CUDALoops.cuh, gpu_kernel_impl; Shape.cu, CatArrayBatchedCopy. Kernels' names on an H100 agree."""
+    numbers = {key: (step.tensor(*shape, **given),) for key, (shape, given) in tensors.items()}
+    step.operator(name, numbers.pop("", ()), is_pointwise=True, **numbers)
+    found = work(step)
+    assert (found.path, found.elements) == expected
+
+
 @pytest.mark.parametrize("dtype", [("float64", 8), ("float8_e4m3fn", 1), ("int8", 1)])
 def test_products_of_dtypes_without_a_documented_peak_are_unknown(step: StepWriter, dtype: tuple[str, int]) -> None:
     step.product(16, 16, 16, dtype)
