@@ -171,7 +171,7 @@ PATHS: dict[str, tuple[str, dict[str, Any], tuple[str, int]]] = {
 def test_a_pointwise_kernel_reads_vectors_where_all_its_tensors_lie_alike(
     step: StepWriter, name: str, tensors: dict[str, Any], expected: tuple[str, int]
 ) -> None:
-    """aten/native/cuda/CUDALoops.cuh, gpu_kernel_impl; Shape.cu, CatArrayBatchedCopy. Kernels' names on an H100 agree."""
+    """CUDALoops.cuh, gpu_kernel_impl; Shape.cu, CatArrayBatchedCopy; kernels' names on an H100 agree."""
     numbers = {key: (step.tensor(*shape, **given),) for key, (shape, given) in tensors.items()}
     step.operator(name, numbers.pop("", ()), is_pointwise=True, **numbers)
     found = work(step)
