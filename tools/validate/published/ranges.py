@@ -171,31 +171,39 @@ def _extremes(found: Sequence[tuple[str, float]]) -> Errors:
 # -- as text -----------------------------------------------------------------------------------------------------------
 
 
-HEADERS = ("case", "code", "published", "predicted", "error", "constant\nMFU", "exposed")
+HEADERS = ("case", "code", "range\nbefore", "pre-\ndicted", "pub-\nlished", "error", "constant\nMFU", "exposed")
+"""The range before a comparison is by the rows of all other publishers."""
 
 
 def format_speed(rows: Sequence[SpeedRow], summary: SpeedSummary) -> str:
     """Return the comparison as plain text."""
     compared = [row for row in rows if row.error is not None]
     constants = ", ".join(f"{mfu:.1%} on {gpu}" for gpu, mfu in summary.best_constant_mfu.items())
+    spans = {
+        one: expected_errors(row for row in compared if row.publisher != one)
+        for one in {row.publisher for row in compared}
+    }
+    cells = [_cells(row, *spans[row.publisher]) for row in compared]
     lines = [
         f"throughput: {len(rows)} published, {len(compared)} compared; from datasheets alone; tokens/s per GPU",
         f"constant MFU: what fits the rows of each GPU best, chosen afterwards: {constants}",
         "",
-        *table_lines(table_columns(HEADERS, map(_cells, compared), HEADERS[2:], ("exposed", "code")), indent=2),
+        *table_lines(table_columns(HEADERS, cells, HEADERS[2:], ("exposed", "code", "constant\nMFU")), indent=2),
     ]
     lines += ["", *_groups(summary), "", *_range(compared), ""]
     lines += taken((row.family, row.assumptions) for row in compared)
     return "\n".join([*lines, "", *left_out((row.case, row.reason) for row in rows)])
 
 
-def _cells(row: SpeedRow) -> list[str]:
+def _cells(row: SpeedRow, lowest: float, highest: float) -> list[str]:
     assert row.predicted_tokens_per_second is not None
+    ends = (row.predicted_tokens_per_second / (1 + error) for error in (highest, lowest))
     return [
         row.case,
         kind_of(row),
-        f"{row.published_tokens_per_second:,.0f}",
+        "-".join(f"{end:,.0f}" for end in ends),
         f"{row.predicted_tokens_per_second:,.0f}",
+        f"{row.published_tokens_per_second:,.0f}",
         f"{row.error:+.1%}",
         f"{row.constant_mfu_error:+.1%}",
         f"{row.exposed_share:.1%}",
