@@ -476,9 +476,7 @@ class FlatParamHandle:
             stays = not wrapper.is_sharded and not self.sizes.casts_back
             category = Category.GRADIENTS if stays else Category.REDUCTION_BUFFERS
             self.grad = self._reduction(self.layout.numel, self.sizes.reduce, "grad.to(reduce_dtype)", category)
-            self._run(
-                "aten::_to_copy", self.layout.numel * (self.sizes.compute + self.sizes.reduce), self.sizes.compute
-            )
+            self.tape.cast(self.layout.numel, self.sizes.compute, self.sizes.reduce, Stream.REDUCE_SCATTER)
         if wrapper.is_sharded:
             self._reduce_sharded()
         else:
@@ -574,7 +572,7 @@ class FlatParamHandle:
         if self.sizes.casts_back:
             low_precision = shard
             shard = self._reduction(numel, self.sizes.store, "_cast_grad_to_param_dtype", kept, stream)
-            self._run("aten::_to_copy", numel * (self.sizes.reduce + self.sizes.store), self.sizes.reduce, stream)
+            self.tape.cast(numel, self.sizes.reduce, self.sizes.store, stream)
         del low_precision
         if self.saved_grad_shard is None:
             self.saved_grad_shard = shard
