@@ -53,7 +53,7 @@ _FORMS = (
     (rf"{_BEFORE}s/(?:it|step)\b", "s", 1.0),
     (rf"{_BEFORE}(?:it|steps)/s\b", "it/s", 1.0),
 )
-"""How logs write tokens/s and seconds of a step, each with its unit."""
+"""Tokens/s and seconds of a step as logs write them, each with its unit."""
 _UNITS = {"tok/s": ("tok/s", 1.0), "tokens/s": ("tok/s", 1.0), "s": ("s", 1.0), "ms": ("s", 1e-3)}
 _Values = list[tuple[str, float]]
 """Values, each with its unit: ``tok/s`` or ``s``."""

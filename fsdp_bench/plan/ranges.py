@@ -66,7 +66,7 @@ class PredictionErrors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory: dict[str, Errors]
     scripts: ScriptErrors
     own_run: dict[OwnRunKind, Errors] = {}
-    """Of speed, with rates scaled by another run of the same publisher on the same GPU; by how alike the two are."""
+    """Errors of speed with rates scaled by another run of the same publisher on the same GPU, by how alike they are."""
 
 
 class Range(NamedTuple):

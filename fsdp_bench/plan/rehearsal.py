@@ -82,7 +82,7 @@ class Rehearsal:
     tokens_per_step: int | None = None
     """The tokens that the rank trains on in a step, by the user (--tokens-per-step)."""
     scaling: Scaling | None = None
-    """What a run or a host changes of the datasheet's rates (--calibration)."""
+    """Changes of the datasheet's rates by a run or a host (--calibration)."""
     together: RanksTogether | None = None
     """The ranks of the same command that were rehearsed, this one among them. None: this one alone."""
 

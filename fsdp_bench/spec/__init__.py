@@ -17,7 +17,7 @@ Read in this order:
     rank_report.py  RankReport: what one rank of a trial measured; Outcome: ok, oom_gpu, timeout, ...
     frontier.py     FrontierRecord: the measured largest model of each cell, frontier.json
     calibration_profile.py  Profile: the calibration of a machine
-    pointwise.py    which of PyTorch's kernels a pointwise operator launches
+    pointwise.py    the kernel that PyTorch launches for a pointwise operator
     recording/      the file format of a recorded model: its code as instructions, with sizes as formulas
     subprocesses/   input and output of dry runs and rehearsals
     units.py        parsing and printing of sizes, counts and times

@@ -203,7 +203,7 @@ WORK_CLASSES: tuple[WorkClass, ...] = get_args(WorkClass)
 
 
 class Scaling(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a run of the user's own changes of a datasheet's rates, or a host's own times alone."""
+    """Changes of a datasheet's rates by a run of the user's own, or a host's own times alone."""
 
     schema_version: int = SCHEMA_VERSION
     measured_on: str
@@ -222,7 +222,7 @@ class Scaling(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     precision: str = ""
     """The dtype in which the run multiplied, and the recipe of float8."""
     factors: dict[WorkClass, Positive] = {}
-    """How many times as long as by the datasheet work takes. A class that is not named takes as long."""
+    """The time of each class of work, by the datasheet's. A class that is not named takes as long."""
     launch_seconds: Positive | None = None
     """The host's time for one operator. None: not measured."""
     hook_seconds: dict[str, Seconds] = {}
@@ -239,7 +239,7 @@ class Scaling(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 Calibration = Profile | Scaling
-"""What ``--calibration`` takes."""
+"""The two kinds of calibration that ``--calibration`` takes."""
 
 
 def read_calibration(path: Path) -> Calibration:

@@ -65,7 +65,7 @@ class OlderCublas(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class ClockUnderPower(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What large matrix products with random numbers do at a power limit, from which other limits follow."""
+    """The clock of large matrix products with random numbers at a power limit, from which other limits follow."""
 
     limit_watts: Positive
     matmul_efficiency: Efficiency

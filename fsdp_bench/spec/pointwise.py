@@ -1,4 +1,4 @@
-"""Which kernel PyTorch launches for a pointwise operator: one that reads vectors, or a slower one.
+"""The kernel that PyTorch launches for a pointwise operator: one that reads vectors, or a slower one.
 
 A kernel reads 16 bytes at once only where all its tensors lie in memory alike (gpu_kernel_impl in
 aten/native/cuda/CUDALoops.cuh). Otherwise each element's place is computed by integer divisions (elementwise_kernel

@@ -61,7 +61,7 @@ class Goal(Terms):
     open: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     """Fields of TrainSetup of which the user states several values."""
     calibration: Scaling | None = None
-    """What a run or a host changes of the datasheet's rates."""
+    """Changes of the datasheet's rates by a run or a host."""
 
 
 def parse_duration(text: str) -> float:

@@ -117,7 +117,7 @@ ROUND_SECONDS = {"cpu": 0.008, "cuda": 0.005}
 """The duration of one round of repetitions. Everything is timed in four rounds."""
 
 HOST_WATCH = Stopwatch(torch.device("cpu"), 0.02, 20, min, time.thread_time)
-"""Of the host alone this thread's time on a core counts, whatever else runs, in the fastest of many short rounds."""
+"""This thread's time on a core counts for the host alone, in the fastest of many short rounds, whatever else runs."""
 
 PARTS: dict[str, Callable[[Stopwatch], Iterator[Any]]] = {
     "matmul": matmul_times,

@@ -1,4 +1,4 @@
-"""What observing a script would change in torch, kept as it is in a run without it.
+"""Side effects of observing a script on torch, undone: all stays as in a run without it.
 
 A third effect is undone in C: stand_in/trace.c tells operators that no TorchDispatchMode is enabled.
 """
