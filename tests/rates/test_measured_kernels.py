@@ -51,7 +51,10 @@ def errors(machine: str, gpu: str, kind: str) -> list[float]:
 @pytest.mark.parametrize(("kind", "most"), [("vectors", 0.05), ("strided", 0.05), ("casting", 0.15), ("norms", 0.15)])
 @pytest.mark.parametrize(("machine", "gpu"), [("nvidia-h200", "H200-SXM"), ("nvidia-h100", "H100-SXM")])
 def test_kernels_take_about_what_they_took(machine: str, gpu: str, kind: str, most: float) -> None:
-    """The H200 decided none of these rates but the least time of a kernel. Its memory is 1.43 times as fast, its multiprocessors are an H100's."""
+    """The H200 decided none of these rates but a kernel's least time.
+
+    Its memory is 1.43 times as fast, its multiprocessors are an H100's.
+    """
     found = errors(machine, gpu, kind)
     assert len(found) >= 8
     assert median(map(abs, found)) < most
