@@ -32,7 +32,7 @@ from fsdp_bench.plan.estimate import (
 from fsdp_bench.plan.headroom import Headroom
 from fsdp_bench.plan.question import Question, notes_of, speed_of
 from fsdp_bench.plan.setup_text import setup_line
-from fsdp_bench.plan.speed import Speed
+from fsdp_bench.plan.speed import Speed, with_full_gpu
 from fsdp_bench.plan.table import Row, answer_row
 from fsdp_bench.rates.calibrated import rates_of
 from fsdp_bench.rates.communicators import Communicators
@@ -231,7 +231,10 @@ class Prediction:
     @cached_property
     def speed(self) -> Speed:
         """Step time, tokens per second and MFU. Its fields are None if the rates are not known."""
-        return speed_of(self.question)
+        found = speed_of(self.question)
+        if self.gpu_bytes is None or not self.question.is_on_gpu:
+            return found
+        return with_full_gpu(found, self.allocator, self.needed_bytes, self.gpu_bytes)
 
     @property
     def step_seconds(self) -> float | None:

@@ -34,11 +34,19 @@ class HeldOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inside: int
 
 
-class SpeedErrors(Errors, frozen=True, forbid_unknown_fields=True):
+Nodes = Literal["one node", "several nodes"]
+
+
+class SpeedErrors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The errors of speed between which 90 % of a further publisher's runs are expected, by the published runs."""
 
+    num_runs: int
+    families: tuple[str, ...]
+    """Publishers."""
     gpus: tuple[str, ...]
     """Generations of GPUs: ``A100``, ``H100``."""
+    nodes: dict[Nodes, tuple[float, float]]
+    """The lowest and the highest error, ``predicted / published - 1``, of runs on one node and on several."""
     held_out: dict[str, HeldOut]
     """The range tried on each publisher, by its name."""
 
@@ -102,12 +110,12 @@ _MOST_GPUS = 512
 """The most GPUs of a compared run."""
 
 
-def range_of(gpu: Gpu, setup: TrainSetup, is_over_pcie: bool = False) -> Range:
-    """Return the range of a setup's speed on a GPU: a wide one, with its reason, where no run like it was compared.
+def range_of(hardware: Hardware, setup: TrainSetup, is_over_pcie: bool = False) -> Range:
+    """Return the range of a setup's speed: a wide one, with its reason, where no run like it was compared.
 
     ``is_over_pcie``: whether PCIe alone joins the GPUs of a node. Then it may be as slow as the slowest published run.
     """
-    found = prediction_errors().speed
+    found, gpu = prediction_errors().speed, hardware.gpu
     unlike = _unlike_compared(gpu, setup)
     if is_over_pcie and _resembles_published(setup):
         return Range(1 / max(_OVER_PCIE), 1.0, f"over PCIe {LONGER_OVER_PCIE} as predicted", is_like_published=False)
@@ -115,14 +123,15 @@ def range_of(gpu: Gpu, setup: TrainSetup, is_over_pcie: bool = False) -> Range:
         slowest, fastest = _UNCOMPARED
         because = f"no run {unlike} was ever compared: {slowest:g} to {fastest:g} times the predicted speed is assumed"
         return Range(slowest, fastest, because, is_like_published=False)
-    slowest, fastest = 1 / (1 + found.highest), 1 / (1 + found.lowest)
+    nodes: Nodes = "several nodes" if hardware.num_nodes > 1 else "one node"
+    lowest, highest = found.nodes[nodes]
     because = (
-        f"90% of another publisher's runs are expected to be predicted {-found.lowest:.0%} too slow to"
-        f" {found.highest:.0%} too fast, by {found.num_runs} published runs of {len(found.families)}"
+        f"90% of another publisher's runs on {nodes} are expected to be predicted {-lowest:.0%} too slow to"
+        f" {highest:.0%} too fast, by {found.num_runs} published runs of {len(found.families)}"
     )
     if gpu.older_cublas is not None and not gpu.has_older_cublas:
         because += f"; those on {gpu.name} are taken to have had CUDA before {gpu.older_cublas.before_cuda} (--cuda)"
-    return Range(slowest, fastest, because)
+    return Range(1 / (1 + highest), 1 / (1 + lowest), because)
 
 
 def _unlike_compared(gpu: Gpu, setup: TrainSetup) -> str | None:
@@ -157,7 +166,7 @@ def speed_range(
         return None
     if calibration is not None and calibration.factors:
         return range_from_own_run(hardware.gpu, setup, hardware.num_nodes, calibration)
-    return with_older_cuda(range_of(hardware.gpu, setup, is_over_pcie), hardware.gpu, products)
+    return with_older_cuda(range_of(hardware, setup, is_over_pcie), hardware.gpu, products)
 
 
 def range_from_own_run(gpu: Gpu, setup: TrainSetup, num_nodes: int, run: Scaling) -> Range | None:
@@ -199,6 +208,22 @@ def with_older_cuda(span: Range | None, gpu: Gpu, products: float) -> Range | No
         because=f"{span.because}; CUDA before {older.before_cuda} would take {longer:.0%} longer: matrix products at"
         f" {old:.0%} of the peak, not {new:.0%} ({older.source.title}); --cuda says which",
     )
+
+
+_NEARLY_FULL, _LONGER_IF_NEARLY_FULL = 0.97, 1.36
+"""The part of the memory from which on a GPU is nearly full, and how long steps then took: in MPT's table (llm-foundry,
+scripts/train/benchmarking) 13B on eight A100 of 40 GB and 30B with 8192 tokens took 1.16 to 1.36 times as predicted."""
+
+
+def if_nearly_full(span: Range, needed_bytes: int, usable_bytes: int | None) -> Range:
+    """Return the range of a speed whose slow end is that of nearly full GPUs, if this one is."""
+    if usable_bytes is None or needed_bytes < _NEARLY_FULL * usable_bytes:
+        return span
+    because = (
+        f"{span.because}; {needed_bytes / usable_bytes:.0%} of the memory is reserved: where GPUs were nearly full"
+    )
+    because += f", published runs took up to {_LONGER_IF_NEARLY_FULL:g} times as long as predicted"
+    return span._replace(slowest=min(span.slowest, 1 / _LONGER_IF_NEARLY_FULL), because=because)
 
 
 def range_of_script(gpu: Gpu, published: Range | None, is_on_gpu: bool) -> Range | None:

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, replace
 
-from fsdp_bench.plan.ranges import Range, speed_range
+from fsdp_bench.plan.ranges import Range, if_nearly_full, speed_range
 from fsdp_bench.rates.calibrated import rates_of
 from fsdp_bench.rates.datasheet import Datasheet, Rates, RatesWithoutCommunication
+from fsdp_bench.replay.caching_allocator.replay import AllocatorReading
 from fsdp_bench.replay.schedule import StepTime, only_step_seconds, schedule
 from fsdp_bench.replay.step_parts import StepPart
 from fsdp_bench.simulate.operators.kernels import CPU_GLOO
@@ -12,6 +13,7 @@ from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.calibration_profile import Calibration
 from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import TrainSetup
+from fsdp_bench.spec.units import GIB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,8 @@ class Speed:
     """The range that the errors of published runs leave.
 
     None for a machine's calibration, for float8, and for GPUs that were not compared."""
+    retries_at_least_seconds: float | None = None
+    """The least time that allocation retries add to every step; ``time`` is without it. None where no retries go on."""
 
     @property
     def tokens_per_second_per_gpu(self) -> float | None:
@@ -58,6 +62,39 @@ class Speed:
     def _fraction_of_peak(self, flops: float | None) -> float | None:
         achieved, peak = self._per_second(flops), self.peak_flops_per_second
         return None if achieved is None or peak is None else achieved / peak
+
+
+SECONDS_PER_RETRIED_GIB = 4e-3
+"""The time in which a retry frees a GiB of the cache, and a later allocation reserves it anew.
+
+On one H100 a retry took a median of 1.9 ms for each GiB that it freed or reserved (16 freed and 8 reserved), and 2.6 of
+2 and 2 (results/nvidia-h100/rates.json). The GPU and other ranks wait meanwhile, which was not measured."""
+SECONDS_OF_A_PUBLISHED_RETRY = 1.0
+"""lessw2020's DeepViT with batch size 17 on A10Gs, 21 GiB reserved: docs/validation.md."""
+
+
+def with_full_gpu(found: Speed, reading: AllocatorReading, needed_bytes: int, usable_bytes: int | None) -> Speed:
+    """Return the speed on a GPU whose memory is nearly full or too small: a slower end of its range, and retries.
+
+    Args:
+        found: the speed where memory does not matter.
+        reading: the allocator's, on this GPU.
+        needed_bytes: the peak of reserved memory without retries.
+        usable_bytes: the GPU's memory. None if it is not known.
+    """
+    span, seconds = found.range, found.time.step_seconds
+    if reading.out_of_memory is not None or seconds is None:
+        return found
+    if span is not None:
+        span = if_nearly_full(span, needed_bytes, usable_bytes)
+    if not reading.num_retries_later:
+        return replace(found, range=span)
+    least = SECONDS_PER_RETRIED_GIB * reading.retried_bytes_later / GIB
+    if span is not None:
+        longest = seconds / span.slowest + SECONDS_OF_A_PUBLISHED_RETRY * reading.num_retries_later
+        because = f"{span.because}; at the slow end each allocation retry takes {SECONDS_OF_A_PUBLISHED_RETRY:g} s"
+        span = span._replace(slowest=seconds / longest, because=f"{because}, as in the one published run")
+    return replace(found, range=span, retries_at_least_seconds=least)
 
 
 NOTHING_KNOWN = StepTime(None, None, None, None, None, ("the hardware",))

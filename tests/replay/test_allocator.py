@@ -292,19 +292,20 @@ def test_retries_that_go_on_are_told_from_those_of_the_first_steps() -> None:
     def hold(mib: int, stream: Stream = Stream.COMPUTE) -> list[Event]:
         return [Event(kind, stream, mib * MIB, stream=stream) for kind in (Kind.ALLOCATE, Kind.FREE)]
 
-    def later(*held: list[Event], further_steps: int = 2) -> tuple[int, int | None]:
+    def later(*held: list[Event], further_steps: int = 2) -> tuple[int, int | None, int]:
         begin, end = (Event(Kind.MARK, -1, label=label) for label in ("forward", "optimizer"))
         steps = [[begin, *each, end, *hold(1)] for each in held]
         events = [event for one in steps for event in one]
         ranges = [range(sum(map(len, steps[:index])), sum(map(len, steps[: index + 1]))) for index in range(len(steps))]
         reading = replay(Log(events, ranges, 0, 0, further_steps=further_steps), 64 * MIB)
-        return reading.num_alloc_retries, reading.num_retries_later
+        return reading.num_alloc_retries, reading.num_retries_later, reading.retried_bytes_later // MIB
 
-    assert later(hold(40), hold(40)) == (0, 0)
-    assert later(hold(30), hold(40)) == (1, 0)  # 40 takes the place of 30, and stays
+    assert later(hold(40), hold(40)) == (0, 0, 0)
+    assert later(hold(30), hold(40)) == (1, 0, 0)  # 40 takes the place of 30, and stays
     both = [*hold(40), *hold(40, Stream.ALL_GATHER)]  # each sends the other's back to CUDA, in every step
-    assert later(both, both) == (1 + 3 * 2, 2)
-    assert later(both, both, further_steps=0) == (1 + 2, None)  # nothing says that a third is like the second
+    # ... with the 2 of the small pool at the first of each step
+    assert later(both, both) == (1 + 3 * 2, 2, 40 + 2 + 40)
+    assert later(both, both, further_steps=0) == (1 + 2, None, 0)  # nothing says that a third is like the second
 
 
 SIZES = st.one_of(

@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 
 from fsdp_bench.plan.document import TimeDocument, time_document
 from fsdp_bench.plan.headroom import with_cuda
-from fsdp_bench.plan.ranges import Range, range_of, range_of_script
+from fsdp_bench.plan.ranges import Range, if_nearly_full, range_of, range_of_script
 from fsdp_bench.plan.rehearsed_time.events import (
     ProcessGroups,
     Replayable,
@@ -189,8 +189,9 @@ def _answer(
 def _range(one: _RankStep, time: StepTime) -> Range | None:
     """Return the range of a step that shares its tokens with no other rank: no others were compared."""
     gpu, is_16_bit = one.hardware.gpu, one.flops.dtype in _16_BIT
-    published = range_of(gpu, one.setup, one.rates.is_over_pcie) if is_16_bit else None
-    return range_of_script(gpu, published, is_on_gpu=not time.cpu_optimizer_seconds)
+    published = range_of(one.hardware, one.setup, one.rates.is_over_pcie) if is_16_bit else None
+    span = range_of_script(gpu, published, is_on_gpu=not time.cpu_optimizer_seconds)
+    return span and if_nearly_full(span, one.report.peak_reserved_bytes, gpu.usable_memory_bytes)
 
 
 def why_no_time(report: RehearsalReport) -> str:

@@ -7,7 +7,7 @@ cdef class CachingAllocator:
     cdef public dict blocks
     cdef public list pools, deferred, events
     cdef public long long next_address, allocated, peak_allocated, deferred_bytes, peak_active, reserved, peak_reserved
-    cdef public long long largest_kept_rest, num_retries, num_recorded, num_completed, num_launched, next_deferred
+    cdef public long long largest_kept_rest, num_retries, retried_bytes, num_recorded, num_completed, num_launched, next_deferred
     cdef public object launched
     @cython.locals(free=BlockPool, found=Block, at=Py_ssize_t, allocated=cython.longlong)
     cpdef bint allocate(self, object tensor, long long size, int pool) except -1

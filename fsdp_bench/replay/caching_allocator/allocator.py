@@ -61,7 +61,7 @@ class CachingAllocator:
         self.allocated = self.peak_allocated = 0
         self.deferred_bytes = self.peak_active = 0
         self.reserved = self.peak_reserved = 0
-        self.num_retries = 0
+        self.num_retries = self.retried_bytes = 0
         self.largest_kept_rest = SMALL_BYTES
         """The largest rest that is not split off a large block (should_split)."""
         self.num_recorded = 0
@@ -238,8 +238,10 @@ class CachingAllocator:
         """
         block = self.new_block(pool, size)
         if block is None:
+            before = self.reserved
             self.release_cached_blocks()
             self.num_retries += 1
+            self.retried_bytes += before - self.reserved
             block = self.new_block(pool, size)
         return block
 

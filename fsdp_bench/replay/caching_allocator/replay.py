@@ -64,6 +64,8 @@ class AllocatorReading:
     num_retries_later: int | None = 0
     """The most allocation retries in one of the steps 9 to 12, where the first steps have any. 0: none go on. None: not
     known, because no step was like the one before."""
+    retried_bytes_later: int = 0
+    """The bytes of the cache that the retries of such a step free, and that it reserves anew."""
 
 
 class Replay:
@@ -122,14 +124,16 @@ class Replay:
         """Replay the last step again and again: do retries go on, or does memory run out after all?"""
         if not self._program.log.further_steps:
             return replace(reading, num_retries_later=None)
-        counts = []
+        counts, freed, allocator = list[int](), list[int](), self._allocator
         for _ in range(LATER_STEPS):
-            before = self._allocator.num_retries
+            before = allocator.num_retries, allocator.retried_bytes
             self._go_on(self._num_steps + 1)
             if self._out_of_memory is not None:
                 return self._reading()
-            counts.append(self._allocator.num_retries - before)
-        return replace(reading, num_retries_later=max(counts[-LATER_STEPS // 2 :]))
+            counts.append(allocator.num_retries - before[0])
+            freed.append(allocator.retried_bytes - before[1])
+        later = slice(-LATER_STEPS // 2, None)
+        return replace(reading, num_retries_later=max(counts[later]), retried_bytes_later=max(freed[later]))
 
     def _run(self) -> Iterator[None]:
         """Run step after step, the last one for ever.
@@ -140,15 +144,17 @@ class Replay:
         *first_steps, last = program.steps[: len(program.steps) - program.log.further_steps]
         for step in first_steps:
             yield from self._run_step(step)
-        states, retries, replaced_tensors = [self._allocator.state()], list[int](), program.replaced_tensors()
+        allocator, replaced_tensors = self._allocator, program.replaced_tensors()
+        states, retries = [allocator.state()], list[tuple[int, int]]()
         while states[-1] not in states[:-1]:
-            before = self._allocator.num_retries
+            before = allocator.num_retries, allocator.retried_bytes
             yield from self._run_step(last)
-            retries.append(self._allocator.num_retries - before)
-            self._allocator.rename_tensors(replaced_tensors)
-            states.append(self._allocator.state())
-        for again in cycle(retries[states.index(states[-1]) :]):  # all that follows is like the steps since then
-            self._allocator.num_retries += again
+            retries.append((allocator.num_retries - before[0], allocator.retried_bytes - before[1]))
+            allocator.rename_tensors(replaced_tensors)
+            states.append(allocator.state())
+        for again, freed in cycle(retries[states.index(states[-1]) :]):  # all that follows is like the steps since then
+            allocator.num_retries += again
+            allocator.retried_bytes += freed
             self._num_steps += 1
             yield
 

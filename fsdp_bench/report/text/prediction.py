@@ -6,9 +6,10 @@ from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.plan.remedies import Remedy, smaller_bases
 from fsdp_bench.plan.setup_text import spaced
+from fsdp_bench.plan.speed import SECONDS_OF_A_PUBLISHED_RETRY
 from fsdp_bench.report.text.common import UNKNOWN, assumed_lines, communicators_fact, fact
 from fsdp_bench.report.text.conditions import conditions
-from fsdp_bench.report.text.speed import time_facts
+from fsdp_bench.report.text.speed import step_text, time_facts
 from fsdp_bench.simulate.step import STEPS
 from fsdp_bench.spec.units import format_gib
 
@@ -128,15 +129,14 @@ def report(prediction: Prediction, remedies: Sequence[Remedy] = ()) -> str:
     return "\n".join(lines)
 
 
-COST_OF_A_RETRY = "about 1 s each in the one published run"
-"""lessw2020's DeepViT with batch size 17 on A10Gs, 21 GiB reserved: docs/validation.md."""
-
-
 def _mode(prediction: Prediction) -> str:
     is_compiled = prediction.setup.compile and not prediction.for_eager
     kind = "compiled blocks" if is_compiled else "eager"
     if prediction.verdict is Verdict.RUNS_WITH_RETRIES and prediction.allocator.num_retries_later != 0:
-        return f"{kind}, without the time of the retries: {COST_OF_A_RETRY}"
+        least = prediction.speed.retries_at_least_seconds
+        at_least = "" if least is None else f"at least {step_text(least)}, "
+        published = f"about {SECONDS_OF_A_PUBLISHED_RETRY:g} s each in the one published run"
+        return f"{kind}, without the time of the retries: {at_least}{published}"
     return f"{kind}, if it did fit" if prediction.verdict is Verdict.DOES_NOT_FIT else kind
 
 

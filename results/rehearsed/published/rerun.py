@@ -95,7 +95,7 @@ def _record(
         "changes": row["changes"],
         "left_open": row["left_open"],
         "torch": document["torch"],
-        "published": {one.kind: one.num_bytes for one in published.measured},
+        "published": {one.kind: one.num_bytes for one in published.measured if one.kind in KINDS},
         "published_outcome": published.outcome,
         "verdict": document["verdict"],
         "peaks": {kind: max(span[name] for span in document["spans"]) for kind, name in KINDS.items()},

@@ -100,7 +100,7 @@ def test_a_budget_must_cover_the_slow_end_of_the_range() -> None:
     timed = Timed(nodes_of(kind("p4d.24xlarge")), TrainSetup(**ONE_STRATEGY, world_size=8), 1000.0)
     asked = goal("Llama-2-7B", stated_price=StatedPrice(2.0, True))
     predicted = 16 * 10**10 / (8 * 1000.0) / 3600  # 2 dollars for each of 8 GPU-hours
-    slow = predicted * (1 + prediction_errors().speed.highest)
+    slow = predicted * (1 + prediction_errors().speed.nodes["one node"][1])
     met = [
         _offer(replace(asked, budget=limit), timed, None).meets_budget
         for limit in (predicted, 0.99 * slow, 1.01 * slow)

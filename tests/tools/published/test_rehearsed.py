@@ -22,7 +22,7 @@ RECORDS = read_rehearsed(FOLDER / "records")
 def test_records_hold_what_the_packaged_rows_say(cases: dict[str, PublishedCase]) -> None:
     for record in RECORDS:
         case = cases[record.case]
-        assert record.published == {one.kind: one.num_bytes for one in case.measured}
+        assert record.published == {one.kind: one.num_bytes for one in case.measured if "nvidia-smi" not in one.kind}
         assert record.published_outcome == case.outcome
         assert record.published_tokens_per_second in (None, case.tokens_per_second_per_gpu)
     assert sum(record.published_tokens_per_second is not None for record in RECORDS) >= 10
@@ -54,7 +54,7 @@ def test_no_published_outcome_is_wrongly_accepted_or_refused() -> None:
     found = compare_rehearsed_outcomes(RECORDS)
     assert [(one.case, one.verdict) for one in found if not one.ran] == [("less_2b_bs24", Verdict.DOES_NOT_FIT)]
     assert [one.case for one in found if one.ran and one.verdict is Verdict.DOES_NOT_FIT] == []
-    assert len(found) == len({one.case for one in found}) == 26
+    assert len(found) == len({one.case for one in found}) == 28
 
 
 def test_a_folder_without_records_and_a_broken_one_are_refused_in_one_line(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from fsdp_bench.plan.ranges import peak_range, prediction_errors, range_of
 from fsdp_bench.plan.scaling import scale_rates
 from fsdp_bench.rates.attention_time import FLASH_ATTENTION_2, TRITON, fraction_of_peak
 from fsdp_bench.simulate.step import SimulatedSteps
+from fsdp_bench.spec.hardware import Hardware
 from fsdp_bench.spec.setup import FP32, Float8, Offload, Precision, TrainSetup
 from tools.validate.published import cases as published_cases
 from tools.validate.published import own_run, ranges
@@ -102,36 +103,52 @@ def test_the_packaged_table_names_no_file_outside_of_the_repository() -> None:
 SETUP = TrainSetup(world_size=8, precision=Precision("fp32", "bf16", "fp32"))
 
 
+def _lone(gpu: str) -> Hardware:
+    return Hardware.of_gpu(BUILT_IN.gpu(gpu))
+
+
 def test_the_file_holds_what_validate_shows(compared: Compared, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranges, "compare_speed", lambda: compared)
     assert prediction_errors() == errors_of_predictions()
 
 
 def test_a_range_is_what_published_runs_leave_and_wide_where_nothing_was_compared() -> None:
-    found = range_of(BUILT_IN.gpu("H100-SXM"), SETUP)
+    found = range_of(_lone("H100-SXM"), SETUP)
     errors = prediction_errors().speed
-    assert found.slowest * (1 + errors.highest) == pytest.approx(1)
-    assert found.fastest * (1 + errors.lowest) == pytest.approx(1)
+    lowest, highest = errors.nodes["one node"]
+    assert found.slowest * (1 + highest) == pytest.approx(1)
+    assert found.fastest * (1 + lowest) == pytest.approx(1)
     assert found.slowest < 1 < found.fastest
     assert f"by {errors.num_runs} published runs of {len(errors.families)}" in found.because
     assert "those on H100-SXM are taken to have had CUDA before 12.5" in found.because
-    older = range_of(BUILT_IN.gpu("H100-SXM").with_cuda("12.1"), SETUP)
+    older = range_of(Hardware.of_gpu(BUILT_IN.gpu("H100-SXM").with_cuda("12.1")), SETUP)
     assert "taken to have had" not in older.because
     for name in ("B200", "MI300X", "H100-PCIe", "H100-NVL", "A10G"):
-        wide = range_of(BUILT_IN.gpu(name), SETUP)
+        wide = range_of(_lone(name), SETUP)
         assert (wide.slowest, wide.is_like_published) == (0.3, False)
         assert wide.because.startswith(f"no run on {name} was ever compared")
-    assert range_of(BUILT_IN.gpu("H200-SXM"), SETUP).is_like_published  # an H100's chip
+    assert range_of(_lone("H200-SXM"), SETUP).is_like_published  # an H100's chip
+
+
+def test_runs_on_several_nodes_have_a_wider_range() -> None:
+    """The network between nodes, and how many GPUs wait for each other, differ more than what is in one."""
+    server = BUILT_IN.server("p5.48xlarge")
+    one, two = (
+        range_of(Hardware(server=server, gpu=BUILT_IN.gpu(server.gpu), num_nodes=nodes, gpus_per_node=8), SETUP)
+        for nodes in (1, 2)
+    )
+    assert two.slowest < one.slowest < 1 < one.fastest < two.fastest
+    assert "on several nodes" in two.because
 
 
 def test_over_pcie_the_slow_end_is_the_slowest_published_run() -> None:
     """A picture of 2022 has 5.5594 s a step of less_2b_bs4; rehearsed it takes 0.64 s (docs/validation.md)."""
-    found = range_of(BUILT_IN.gpu("A10G"), SETUP, is_over_pcie=True)
+    found = range_of(_lone("A10G"), SETUP, is_over_pcie=True)
     assert found.slowest == pytest.approx(0.64 / 5.5594, rel=0.01)
     assert found.fastest == 1
     assert not found.is_like_published
     fp32 = msgspec.structs.replace(SETUP, precision=FP32)
-    assert "no run on A10G" in range_of(BUILT_IN.gpu("A10G"), fp32, is_over_pcie=True).because
+    assert "no run on A10G" in range_of(_lone("A10G"), fp32, is_over_pcie=True).because
 
 
 @pytest.mark.parametrize(
@@ -146,7 +163,7 @@ def test_over_pcie_the_slow_end_is_the_slowest_published_run() -> None:
     ids=str,
 )
 def test_what_no_published_run_did_has_a_wide_range_that_says_so(change: dict[str, object], unlike: str) -> None:
-    found = range_of(BUILT_IN.gpu("H100-SXM"), msgspec.structs.replace(SETUP, **change))
+    found = range_of(_lone("H100-SXM"), msgspec.structs.replace(SETUP, **change))
     assert f"no run {unlike} was ever compared" in found.because
     assert not found.is_like_published
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from itertools import permutations
 from math import inf, sqrt
 from pathlib import Path
-from statistics import NormalDist, mean, median, pvariance, variance
+from statistics import mean, median, pvariance, variance
 
 import msgspec
 
-from fsdp_bench.plan.ranges import Errors, HeldOut, OwnRunKind, PredictionErrors, ScriptErrors, SpeedErrors
+from fsdp_bench.plan.ranges import Errors, HeldOut, Nodes, OwnRunKind, PredictionErrors, ScriptErrors, SpeedErrors
 from fsdp_bench.report.table import table_columns, table_lines
 from fsdp_bench.spec.codec import to_builtins
 from tools.validate.published.peaks import compare_published, left_out, taken
@@ -20,6 +20,9 @@ CENTRAL = 0.95
 """Fraction of the errors that the range with a run of one's own holds."""
 EXPECTED = 0.9
 """Fraction of the runs of a further publisher that the range of speed is made for."""
+STUDENTS_95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
+"""What 95 % of Student's distribution are below, with 1, 2, .. degrees of freedom; 90 % are between it and minus it
+(NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2)."""
 
 
 def errors_of_predictions() -> PredictionErrors:
@@ -62,18 +65,22 @@ def speed_errors(rows: Iterable[SpeedRow]) -> SpeedErrors:
     families = sorted({row.publisher for row in compared})
     held_out = {}
     for family in families:
-        own = [row.error or 0.0 for row in compared if row.publisher == family]
-        low, high = expected_errors(row for row in compared if row.publisher != family)
-        held_out[family] = HeldOut(len(own), sum(low <= error <= high for error in own))
-    low, high = expected_errors(compared)
+        own = [row for row in compared if row.publisher == family]
+        others = expected_errors(row for row in compared if row.publisher != family)
+        inside = sum(others[nodes_of(row)][0] <= (row.error or 0.0) <= others[nodes_of(row)][1] for row in own)
+        held_out[family] = HeldOut(len(own), inside)
     return SpeedErrors(
         num_runs=len(compared),
         families=tuple(families),
         gpus=tuple(sorted({row.gpu for row in compared})),
-        lowest=round(low, 4),
-        highest=round(high, 4),
+        nodes={kind: (round(low, 4), round(high, 4)) for kind, (low, high) in expected_errors(compared).items()},
         held_out=held_out,
     )
+
+
+def nodes_of(row: SpeedRow) -> Nodes:
+    """Return whether a run was on one node or on several."""
+    return "several nodes" if row.num_nodes > 1 else "one node"
 
 
 def own_run_errors(rows: Iterable[SpeedRow]) -> dict[OwnRunKind, Errors]:
@@ -111,27 +118,27 @@ def fraction_inside(errors: SpeedErrors) -> float:
     return sum(one.inside for one in errors.held_out.values()) / errors.num_runs
 
 
-def expected_errors(rows: Iterable[SpeedRow]) -> tuple[float, float]:
+def expected_errors(rows: Iterable[SpeedRow]) -> dict[Nodes, tuple[float, float]]:
     """Return the errors between which those of a publisher that is not among the rows are expected.
 
-    That is a prediction interval of a random-effects model: publishers' means differ, and so do runs of one publisher.
-    Each publisher counts alike. Degrees of freedom are Satterthwaite's (Biometrics Bulletin 2, 1946), the quantile of
-    Student's distribution is a series (Abramowitz and Stegun, 26.7.5).
+    That is a prediction interval of a random-effects model, in which each publisher counts alike: publishers' means
+    differ, and the runs of one publisher, on several nodes more than on one. It has one degree of freedom less than
+    there are publishers (Partlett and Riley, Statistics in Medicine 36, 2017): a few that happen to be alike do not
+    show that a further one is.
     """
-    by_publisher: dict[str, list[float]] = defaultdict(list)
+    by_publisher: dict[str, list[SpeedRow]] = defaultdict(list)
     for row in rows:
-        by_publisher[row.publisher].append(row.error or 0.0)
-    means, count = [mean(errors) for errors in by_publisher.values()], len(by_publisher)
-    if count < 2 or not any(len(errors) > 1 for errors in by_publisher.values()):
-        return -inf, inf  # nothing can be expected of another one
-    between = variance(means) * (1 + 1 / count)
-    within = mean(pvariance(errors) for errors in by_publisher.values())
-    num_within = sum(len(errors) - 1 for errors in by_publisher.values())
-    freedom = (between + within) ** 2 / (between**2 / (count - 1) + within**2 / num_within)
-    z = NormalDist().inv_cdf((1 + EXPECTED) / 2)
-    quantile = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-    reach = quantile * sqrt(between + within)
-    return mean(means) - reach, mean(means) + reach
+        by_publisher[row.publisher].append(row)
+    means = [mean(row.error or 0.0 for row in own) for own in by_publisher.values()]
+    found: dict[Nodes, tuple[float, float]] = {}
+    for nodes in ("one node", "several nodes"):
+        alike = [[row.error or 0.0 for row in own if nodes_of(row) == nodes] for own in by_publisher.values()]
+        spreads = [pvariance(errors) for errors in alike if len(errors) > 1]
+        reach = inf
+        if len(means) > 1 and spreads:
+            reach = STUDENTS_95[len(means) - 2] * sqrt(variance(means) * (1 + 1 / len(means)) + mean(spreads))
+        found[nodes] = mean(means) - reach, mean(means) + reach
+    return found
 
 
 def central_errors(rows: Iterable[SpeedRow]) -> tuple[float, float]:
@@ -183,7 +190,7 @@ def format_speed(rows: Sequence[SpeedRow], summary: SpeedSummary) -> str:
         one: expected_errors(row for row in compared if row.publisher != one)
         for one in {row.publisher for row in compared}
     }
-    cells = [_cells(row, *spans[row.publisher]) for row in compared]
+    cells = [_cells(row, *spans[row.publisher][nodes_of(row)]) for row in compared]
     lines = [
         f"throughput: {len(rows)} published, {len(compared)} compared; from datasheets alone; tokens/s per GPU",
         f"constant MFU: what fits the rows of each GPU best, chosen afterwards: {constants}",
@@ -229,9 +236,12 @@ def _range(rows: Sequence[SpeedRow]) -> list[str]:
     """Return the range that plans print beside a speed, and how it holds for publishers that did not make it."""
     found = speed_errors(rows)
     lines = [
-        f"range: {EXPECTED:.0%} of a further publisher's errors are expected between {found.lowest:+.1%} and"
-        f" {found.highest:+.1%}",
-        f"  of a publisher that is left out the range of the others holds {fraction_inside(found):.0%} of the rows:",
+        f"range: {EXPECTED:.0%} of a further publisher's runs on {nodes} are expected to have errors from {low:+.1%} to"
+        f" {high:+.1%}"
+        for nodes, (low, high) in found.nodes.items()
+    ]
+    lines += [
+        f"  of a publisher that is left out the range of the others holds {fraction_inside(found):.0%} of the rows:"
     ]
     return lines + [f"    {name}: {one.inside} of {one.num_runs}" for name, one in found.held_out.items()]
 

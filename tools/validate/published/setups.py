@@ -25,6 +25,7 @@ from fsdp_bench.spec.setup import (
     Offload,
     OptimizerKind,
     Precision,
+    Reentrant,
     ShardingStrategy,
     TrainSetup,
 )
@@ -47,6 +48,8 @@ class Framework:
     """See simulate.operators.kernels.Kernels."""
     backward_prefetch: BackwardPrefetch = BackwardPrefetch.BACKWARD_PRE
     loss: Loss = Loss.PLAIN
+    reentrant: Reentrant = Reentrant.NO
+    """Of full checkpointing."""
     recomputes_every_second_product: str | None = None
     """The place in the code, if selective checkpointing recomputes every second matrix product."""
     stored_if_blank: tuple[str, str] | None = None
@@ -90,8 +93,11 @@ FRAMEWORKS = {
             "gradients clipped to norm 1.0 (transformers/training_args.py, max_grad_norm)",
             "transformers' code as recorded, of version 5 instead of 4.48; flash-attn 2 with a window as long as the"
             " sequence: causal (transformers/integrations/flash_attention.py)",
+            "checkpointing is reentrant and around FSDP's units (transformers 4.48, modeling_utils.py,"
+            " gradient_checkpointing_enable; models/mistral/modeling_mistral.py, MistralModel.forward)",
             "version of CUDA not stated: cuBLAS of 12.1 (torch 2.4.1)",
         ),
+        reentrant=Reentrant.AROUND,
         optimizers={"AdamW (adamw_torch)": OptimizerKind.ADAMW_FOREACH},
         is_huggingfaces=True,
         cuda="12.1",
@@ -300,6 +306,7 @@ def _plan(inputs: CaseInputs, model: Model, checkpointing: Checkpointing, assume
         offload=_OFFLOAD[inputs.offload or ""],
         checkpointing=checkpointing,
         checkpointing_policy=policy,
+        reentrant=framework.reentrant if checkpointing is Checkpointing.FULL else Reentrant.NO,
         optimizer=framework.optimizers[inputs.optimizer or ""],
         world_size=world,
         shard_size=world // (inputs.num_nodes or 1) if strategy.is_hybrid else None,
