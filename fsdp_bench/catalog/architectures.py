@@ -118,14 +118,10 @@ def _files(folders: list[Path], model_type: object) -> list[Path]:
 def recorded_architecture(
     config: Mapping[str, Any], sequence_length: int, name: str, folder: Path = FOLDER, lora: LoRA | None = None
 ) -> RecordedModel:
-    """Return the model of a config.json, by the recording of its architecture.
+    """Return the model of a config.json, by its architecture's recording for this side of a sliding window.
 
-    ``sequence_length`` says on which side of a sliding window it is. ``folder`` is one of FOLDERS; with adapters the
-    one that holds the folders of ``folder_of``.
-
-    Raises:
-        NotRecorded: if there is none, with what differs from the nearest.
-        SpecError: for a config.json that no model can have.
+    ``folder`` is one of FOLDERS; with adapters the one that holds the folders of ``folder_of``. Raises NotRecorded,
+    with what differs from the nearest, and SpecError for a config.json that no model can have.
     """
     if (attention := config.get(ATTENTION)) not in (None, DEFAULT_ATTENTION):
         raise NotRecorded(f"{name} with attention {shown(attention)} was not recorded; {DEFAULT_ATTENTION} was")

@@ -44,10 +44,7 @@ _MISTRAL_KEY_VALUE_HEADS = 8
 
 
 def read_hf_config(path: Path) -> ModelShape:
-    """Read the dimensions in a config.json. ``read_sliding_window`` reads the sliding window, which has no parameters.
-
-    Raises SpecError, naming the file, what is wrong and what is allowed.
-    """
+    """Read the dimensions in a config.json, without its sliding window. Raises SpecError, naming file and fault."""
     config = _load(path)
     model_type = config.get("model_type")
     if model_type is None:
@@ -83,10 +80,7 @@ def config_name(config: Mapping[str, Any], path: Path) -> str:
 
 
 def read_sliding_window(path: Path) -> int | None:
-    """Return the sliding window of a config.json in tokens. None if attention sees all tokens.
-
-    Raises SpecError if the file cannot be read, or the window is not a number.
-    """
+    """Return a config.json's sliding window in tokens; None if there is none. Raises SpecError for a bad file."""
     config = _load(path)
     if config.get("model_type") != "mistral":
         return None

@@ -62,10 +62,7 @@ def all_sizes(family: Family, vocab_size: int | None = None, positions: int | No
 def nearest_size(
     family: Family, num_parameters: int, vocab_size: int | None = None, positions: int | None = None
 ) -> ModelShape:
-    """Return the ladder's shape whose parameter count is nearest to ``num_parameters``.
-
-    Raises SpecError: below 10M or above 1T parameters; the ladder has no such shapes.
-    """
+    """Return the shape with the nearest number of parameters. Raises SpecError below 10M or above 1T."""
     if not SMALLEST <= num_parameters <= LARGEST:
         raise SpecError(f"params: {format_count(num_parameters)} is not on the size ladder; 10M to 1T")
     ladder = all_sizes(family, vocab_size, positions)

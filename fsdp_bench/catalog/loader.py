@@ -1,7 +1,4 @@
-"""The catalogue: GPUs, servers, models and prices, from the built-in files and from a user's file.
-
-Each built-in file is read on first use. An entry of the user's file replaces the built-in entry of the same name.
-"""
+"""The catalogue of GPUs, servers, models and prices: built-in files, whose entries a user's file replaces by name."""
 
 import tomllib
 from dataclasses import dataclass, replace
@@ -90,10 +87,7 @@ gpu, server, model = BUILT_IN.gpu, BUILT_IN.server, BUILT_IN.model
 
 
 def load_user_catalog(path: Path | None) -> Catalog:
-    """Return the catalogue with the entries of a user's TOML file. Without a file, return the built-in catalogue.
-
-    Raises SpecError, naming the file, what is wrong and what is allowed.
-    """
+    """Return the catalogue with the entries of a user's file, if there is one. Raises SpecError, naming it."""
     if path is None:
         return BUILT_IN
     tables = read_user_file(path)

@@ -160,11 +160,9 @@ def named_config(
 
 
 def adapted_model(named: str | Path, sequence_length: int, lora: LoRA, catalog: Catalog = BUILT_IN) -> RecordedModel:
-    """Return a model of the catalogue or of a config.json with PEFT's adapters.
+    """Return a model with PEFT's adapters.
 
-    Raises:
-        NotRecorded: if no recording that comes with fsdp-bench holds for it.
-        SpecError: as ``named_config``.
+    Raises NotRecorded if no built-in recording holds for it; SpecError as ``named_config``.
     """
     config, name = named_config(named, catalog)
     return recorded_architecture(config, sequence_length, name_with(name, lora), ADAPTERS, lora)
@@ -176,21 +174,14 @@ def name_with(name: str, lora: LoRA | None) -> str:
 
 
 def with_code(shape: ModelShape, sequence_length: int, code: str | None) -> RecordedModel:
-    """Return a model of the benchmark's dimensions with Hugging Face's code, or with torchtitan's.
-
-    Raises NotRecorded if no recording holds for them.
-    """
+    """Return the benchmark's dimensions in other code. Raises NotRecorded if no recording holds for them."""
     return recorded_architecture(config_of_shape(shape), sequence_length, shape.name, FOLDERS[code or "huggingface"])
 
 
 def in_other_code(
     name: str | Path | Model, found: Model, sequence_length: int, catalog: Catalog = BUILT_IN
 ) -> Model | None:
-    """Return the model that ``model`` has found by a name in other code: Hugging Face's, or for that the benchmark's.
-
-    None where there is no such code: of a recorded model of one's own, and of a sliding window, which the benchmark's
-    has not.
-    """
+    """Return the model that ``model`` found in other code, Hugging Face's or else the benchmark's; None without any."""
     if isinstance(found, ModelShape):
         with suppress(NotRecorded):
             return with_code(found, sequence_length, "huggingface")
@@ -248,10 +239,7 @@ def find_placement(
     world_size: int | None = None,
     catalog: Catalog = BUILT_IN,
 ) -> Placement:
-    """Return the hardware of a run, from the name of a server or a GPU and the number of nodes, GPUs or ranks.
-
-    Raises SpecError for unknown names, if both names or both counts are given, and for counts that do not divide.
-    """
+    """Return a run's hardware from names and counts. Raises SpecError for unknown names, or contradicting counts."""
     nodes = read(Count | None, nodes, "nodes")
     gpus_per_node = read(Count | None, gpus_per_node, "gpus_per_node")
     world_size = read(Count | None, world_size, "world_size")
@@ -274,10 +262,7 @@ def find_placement(
 def _counts(
     nodes: int | None, gpus_per_node: int | None, world_size: int | None, available: int | None
 ) -> tuple[int | None, int, int]:
-    """Return nodes, GPUs per node, and GPUs in total.
-
-    ``available`` is the number of GPUs of the server; None if no server is named.
-    """
+    """Return nodes, GPUs per node and in total; ``available`` are the server's GPUs, None if none is named."""
     if world_size is None:
         if gpus_per_node is None and available is None and (nodes or 1) > 1:
             raise SpecError("nodes: without a server, gpus_per_node is needed too")

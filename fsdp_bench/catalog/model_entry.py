@@ -59,10 +59,7 @@ _KNOWN_CONFIG = ("sliding_window", "rope_theta", "rope_scaling", "rope_parameter
 
 
 class ModelEntry(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One published model. All sizes are numbers of elements, named as in Hugging Face's config.json.
-
-    Raises SpecError if a size is not positive, or the sizes do not divide as attention needs.
-    """
+    """One published model, named as in its config.json. Raises SpecError for sizes that attention cannot have."""
 
     name: str
     family: str
@@ -90,7 +87,6 @@ class ModelEntry(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     num_parameters: Count | None = None
     """The published number of parameters. ``shape().num_parameters`` computes it. A tied head counts once."""
     aliases: tuple[str, ...] = ()
-    """Further names of this model."""
     same_architecture: tuple[str, ...] = ()
     """Other models with these sizes and this code, ``owner/name``: further training gave them other weights."""
     config: dict[str, Any] = {}
@@ -153,10 +149,7 @@ class ModelEntry(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return self.unsupported_because is None
 
     def shape(self) -> ModelShape:
-        """Return the model as a ModelShape, which predictions and measurements take.
-
-        Raises SpecError if ModelShape cannot express the model, with the reason.
-        """
+        """Return the model as a ModelShape. Raises SpecError, with the reason, if that cannot express it."""
         if (reason := self.unsupported_because) is not None:
             raise SpecError(f"model: {self.name} can be listed, not predicted or trained: {reason}")
         fields = {name: getattr(self, name) for name in ModelShape.__struct_fields__}

@@ -33,10 +33,7 @@ _FORM_FACTOR = re.compile(r"\b(sxm|hbm)[0-9]\b")
 
 
 def find_server(name: str, entries: tuple[Server, ...]) -> Server:
-    """Return the server with this name or alias, in any case and with any separators.
-
-    Raises SpecError if there is none, naming the nearest name.
-    """
+    """Return the server of this name or alias, however it is spelt. Raises SpecError, naming the nearest."""
     if (found := _named(name, entries)) is not None:
         return found
     known = [each for entry in entries for each in names_of(entry)]
@@ -62,10 +59,7 @@ def is_other_weights(name: str, entry: ModelEntry) -> bool:
 
 
 def find_gpu(name: str, entries: tuple[Gpu, ...]) -> Gpu:
-    """Return the GPU with exactly this name, or the only GPU that matches all its words.
-
-    Raises SpecError if no GPU or several GPUs match, naming these or a misspelt one.
-    """
+    """Return the GPU of exactly this name, or the only one that has its words. Raises SpecError, naming others."""
     folded = " ".join(name.lower().split())
     exact = [entry for entry in entries if folded and folded in _spellings(entry)]
     parts = _name_parts(folded) - _MAKERS
@@ -104,10 +98,7 @@ def _named(name: str, entries: tuple[T, ...]) -> T | None:
 
 
 def _suggested(kind: str, written: str, meant: str, entries: Iterable[NamedEntry]) -> str:
-    """Return ``" (did you mean 'x'?)"`` for the only entry that has all words of ``meant`` in its name, or nothing.
-
-    Raises SpecError if several have, naming them.
-    """
+    """Return ``" (did you mean 'x'?)"`` for the only entry with all words, or nothing. Raises SpecError for several."""
     words = _words(meant)
     found = [entry.name for entry in entries if words and any(_has(_words(known), words) for known in own_names(entry))]
     if len(found) > 1:

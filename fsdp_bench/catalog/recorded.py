@@ -70,9 +70,7 @@ def recorded_model(code: RecordedCode, name: str) -> RecordedModel:
 
 FOLDER = Path(__file__).parent / "recordings" / "compiled"
 BENCHMARK = "benchmark"
-"""The name of the file with the benchmark models' blocks."""
 FLOAT8 = "float8"
-"""The name of the file with the benchmark Llama's blocks in float8."""
 
 
 @cache

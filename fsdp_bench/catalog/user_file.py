@@ -56,10 +56,7 @@ def read_user_file(path: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def read_entries(entries: list[dict[str, Any]], kind: type[T], where: str) -> tuple[T, ...]:
-    """Turn tables into entries. Unknown keys are refused, and a name must be unique among names and aliases.
-
-    Raises SpecError, naming the file, the entry, what is wrong and what is allowed.
-    """
+    """Turn tables into entries. Raises SpecError for unknown keys and a name that occurs twice, naming the place."""
     read = tuple(_read_entry(entry, kind, f"{where} number {i}") for i, entry in enumerate(entries, 1))
     seen: set[str] = set()
     for entry in read:

@@ -12,9 +12,8 @@ from fsdp_bench.cli.common.assumptions import AssumptionOptions, assumption_opti
 from fsdp_bench.cli.common.options import SetupCommand, SetupOptions, setup_options
 from fsdp_bench.cli.common.printing import COLOURS, print_json, print_text
 from fsdp_bench.plan.compare.comparison import Comparison, compare, document
-from fsdp_bench.plan.compare.gate import DEFAULT_LIMIT, Gate, limit_bytes
 from fsdp_bench.plan.compare.reasons import reasons
-from fsdp_bench.plan.compare.scripts import ScriptComparison, ScriptSide, read_script
+from fsdp_bench.plan.compare.scripts import DEFAULT_LIMIT, Gate, ScriptComparison, ScriptSide, limit_bytes, read_script
 from fsdp_bench.plan.compare.scripts import document as script_document
 from fsdp_bench.plan.compare.side import Side, read_side
 from fsdp_bench.plan.prediction import answer

@@ -172,10 +172,7 @@ def command(**given: Any) -> int:
 
 
 def read_options(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the command's options, but its words and those of its output, as Python functions take them.
-
-    Raises SpecError for a catalogue that cannot be read, and for ranks that are given twice.
-    """
+    """Return the options as Python takes them. Raises SpecError for a bad catalogue, or ranks given twice."""
     rank, ranks = given.pop("rank"), given.pop("ranks")
     if rank is not None and ranks is not None:
         raise SpecError("--rank and --ranks each say which ranks; keep one")

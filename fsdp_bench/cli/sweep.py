@@ -251,10 +251,7 @@ def _on_nodes(session: Session[Any], run: Callable[[], int]) -> int:
 
 
 def _interrupted(session: Session[Any], done: str) -> int:
-    """Say how a sweep that was interrupted goes on; put a job whose time limit is near back into the queue.
-
-    ``done`` says how much is recorded.
-    """
+    """Say how an interrupted sweep (``done``: what is recorded) goes on; requeue a job near its limit."""
     if not time_is_up() or not isinstance(session.cluster, SlurmNodes):
         print_line(f"fsdp-bench: interrupted; {done}, the same command resumes", error=True)
         return ExitCode.INTERRUPTED

@@ -207,10 +207,7 @@ def largest_model(
 
 
 def read_setup(setup: TrainSetup | None, setup_fields: SetupFields, model: Model) -> TrainSetup:
-    """Return a setup with some of its fields replaced.
-
-    Raises SpecError, naming the field, the value and what is allowed.
-    """
+    """Return a setup with some of its fields replaced. Raises SpecError for a value that is not allowed."""
     fields = with_defaults(setup, setup_fields, model)
     return _read(setup, None, (None, None, None, None), fields, trained_code(model))[1]
 

@@ -1,7 +1,4 @@
-"""The data of predicted charts: live memory over one step, and what runs when on each of its streams.
-
-Documents have them as fine as a screen shows.
-"""
+"""Data of predicted charts, as fine as a screen shows: live memory over a step, and what each stream runs when."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -154,10 +151,7 @@ _total = attrgetter("total")
 
 
 def step_speeds(questions: Sequence[Question], option: str = "step-chart") -> list[Speed]:
-    """Predict a training step of each setup, with the time spans of its operators, copies and collectives.
-
-    Raises SpecError if a setup's step time is not known.
-    """
+    """Predict a step of each setup with the time spans of all it runs. Raises SpecError if a step's time is unknown."""
     found = [speed(q.simulated, q.hardware, q.profile, with_spans=True) for q in questions]
     unknown = next((one.time for one in found if one.time.step_seconds is None), None)
     if unknown is not None:
@@ -182,10 +176,7 @@ def exposed_spans(spans: Sequence[Span]) -> Intervals:
 
 
 def role_of(span: Span) -> str:
-    """Return what a span does: the phase of an operator, the kind of a collective, ``copy``, ``host``; else ``cast``.
-
-    Operators on a stream of collectives are casts, copies and divisions of what is sent, in any phase.
-    """
+    """Return what a span does: an operator's phase, a collective's kind, ``copy``, ``host``, else ``cast``."""
     if span.kind == "collective":
         return span.work.name
     if span.kind in ("copy", "host"):
@@ -258,10 +249,7 @@ class DrawnStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def drawn_streams(time: StepTime, num_blocks: int, with_host: bool = False) -> DrawnStreams | None:
-    """Return the data of the chart of streams of a model's blocks; None if the step's time is not known.
-
-    ``with_host``: also the hooks and the operators that the host runs itself.
-    """
+    """Return the chart of a model's streams, ``with_host`` also the host's work; None if the time is unknown."""
     if time.step_seconds is None or not time.spans:
         return None
     return DrawnStreams(

@@ -21,8 +21,7 @@ import msgspec
 from msgspec import structs
 
 from fsdp_bench.catalog.loader import load_user_catalog
-from fsdp_bench.plan.compare.gate import DEFAULT_LIMIT, Gate, Status, limit_bytes
-from fsdp_bench.plan.compare.scripts import ScriptSide, read_script
+from fsdp_bench.plan.compare.scripts import DEFAULT_LIMIT, Gate, ScriptSide, Status, limit_bytes, read_script
 from fsdp_bench.plan.rehearsal_document import RehearsalDocument
 from fsdp_bench.plan.script.kept import KeptReports
 from fsdp_bench.plan.script.rehearsals import Answered, Rehearsals
@@ -42,7 +41,6 @@ class Recipe(Checked, frozen=True, kw_only=True):
     limit: str | None = None
     """By how much a peak may grow; by default the file's."""
     each: dict[str, Any] | None = None
-    """Values of placeholders."""
     env: tuple[str, ...] = ()
     edit: tuple[str, ...] = ()
     server: Any = None
@@ -65,11 +63,7 @@ class Recipe(Checked, frozen=True, kw_only=True):
     timeout: Any = None
 
     def variants(self, catalog: Path | None) -> list[Variant]:
-        """Return what is rehearsed; one for each combination of values.
-
-        Raises:
-            SpecError: for a value that is not allowed.
-        """
+        """Return a variant for each combination of values. Raises SpecError for a value that is not allowed."""
         given = {name: value for name, value in structs.asdict(self).items() if value is not None}
         stops = given.pop("unsupported") == "stop"
         given.pop("limit", None)
@@ -179,10 +173,7 @@ def check(
 
 
 def _read(path: Path) -> tuple[CheckFile, dict[str, tuple[Recipe, Variant]]]:
-    """Return the file, and each recipe by its name: one with several values has their combinations.
-
-    Raises SpecError, naming the file and the place in it.
-    """
+    """Return the file, and each recipe by its name and values. Raises SpecError, naming the place in the file."""
     document = read_document(path, "TOML")
     try:
         asked = build(CheckFile, document)
@@ -210,10 +201,7 @@ def _row(name: str, answered: Answered, before: RehearsalDocument | None, limit:
 
 
 def _read_baseline(path: Path) -> Mapping[str, RehearsalDocument]:
-    """Read a baseline; without a file it is empty.
-
-    Raises SpecError for a broken file.
-    """
+    """Read a baseline; without a file it is empty. Raises SpecError for a broken file."""
     if not path.exists():
         return {}
     try:

@@ -20,10 +20,7 @@ USUAL_GPUS_PER_NODE = 8
 
 
 def default_sequence_length(model: Model | None) -> int:
-    """Return DEFAULT_SEQUENCE_LENGTH, or the most tokens of a model that has fewer positions.
-
-    Recorded code may hold only for multiples of some number of tokens.
-    """
+    """Return DEFAULT_SEQUENCE_LENGTH, or all positions of a model with fewer, in multiples its recording allows."""
     positions = model.max_position_embeddings if model is not None else None
     if positions is None:
         return DEFAULT_SEQUENCE_LENGTH
@@ -47,11 +44,10 @@ def trained_code(model: Model) -> Code:
 
 
 def default_base(precision: Precision) -> str | None:
-    """Return how LoRA's frozen weights are stored: in bf16, as checkpoints are and from_pretrained loads them.
+    """Return how LoRA's frozen weights are stored: in bf16 if they compute in it, else like the adapters.
 
-    PreTrainedModel.from_pretrained takes the checkpoint's dtype since transformers 5, and PEFT makes adapters of 16-bit
-    models in fp32 (autocast_adapter_dtype). Weights in bf16 compute in bf16; in other dtypes they are stored like the
-    adapters.
+    Checkpoints are in bf16, which from_pretrained keeps since transformers 5; PEFT then makes adapters in fp32
+    (autocast_adapter_dtype).
     """
     return "bf16" if precision.compute == "bf16" else None
 

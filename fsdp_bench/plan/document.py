@@ -50,7 +50,6 @@ class HardwareDocument(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     gpu: str | None = None
     gpu_power_watts: float | None = None
-    """The power limit of each GPU."""
     gpu_power_source: Source | None = None
     """Who says it, if it is not the GPU's default."""
     gpu_memory_bytes: Bytes | None = None

@@ -73,10 +73,7 @@ class DryRun:
         return None if self.verdict is None else self.verdict is Verdict.FITS
 
     def document(self) -> AnswerDocument:
-        """Return the answer as a document. Unknown values are None.
-
-        ``memory`` comes from the dry run, except ``peak_reserved_bytes``, whose source is a key of its own.
-        """
+        """Return the answer as a document. Reserved memory is predicted, and has the key of its source beside it."""
         spec, result, predicted = self.spec, self.result, self.prediction
         kept = self.question.required_headroom if self.available_bytes is not None else None
         own_sizes = {**dict.fromkeys(SIZES), **result.arguments, "loss": None} if spec.module is not None else {}

@@ -35,7 +35,6 @@ LARGEST_PEAK = UNLIMITED // 8
 """The largest peak that is predicted, 32 PiB. A larger one would overflow the replay on a GPU of unlimited memory."""
 
 KERNELS: dict[str, Kernels] = {"cuda": CUDA, "cpu": CPU, "cpu-gloo": CPU_GLOO}
-"""Kernel sets by name."""
 
 
 class Verdict(StrEnum):
@@ -64,7 +63,6 @@ class MemoryPrediction:
     peak_operator: str
     """The operator or function of torch whose allocation reaches the peak."""
     phases: dict[str, int]
-    """Peak allocated bytes by phase: load, forward, loss, backward, optimizer."""
     breakdown_bytes: dict[str, int]
     """Bytes alive at the peak, by category. They add up to the peak."""
     peak_rank: int = 0
@@ -153,9 +151,7 @@ def start_replay(
 ) -> Replay:
     """Return a replay of the first steps in the caching allocator, at its beginning.
 
-    The GPU is behind the host, as in a rehearsal: a free that another stream defers happens when the host waits.
-
-    ``gpu_bytes`` is the GPU's memory; None for unlimited memory. ``rank`` is by default the rank with the highest peak.
+    ``gpu_bytes``: None is unlimited memory. ``rank`` is by default the one with the highest peak.
     """
     if rank is None:
         ranks = simulated.candidate_ranks

@@ -39,12 +39,9 @@ class Headroom:
 
 
 def headroom_of(gpu: Gpu | None, communicators: Communicators, stated_bytes: int | None = None) -> Headroom:
-    """Return the memory of a GPU that is kept free.
+    """Return the memory of a GPU that is kept free: ``stated_bytes`` (--headroom), else for NCCL and the CUDA context.
 
-    Args:
-        gpu: the GPU. If a calibration measured its CUDA context, that is already subtracted from its usable memory.
-        communicators: the communicators of one rank.
-        stated_bytes: --headroom, for everything together. A measured context counts towards it.
+    A context that a calibration measured is already subtracted from usable memory; it counts towards --headroom.
     """
     context = gpu.context_bytes if gpu is not None else None
     if stated_bytes is not None:
@@ -65,10 +62,7 @@ def as_stated(
     cuda: str | None,
     power: str | float | None = None,
 ) -> Hardware | None:
-    """Return hardware with what is stated of its GPU: usable memory, a calibration's context, CUDA's version, power.
-
-    Raises SpecError as ``sized``, ``with_cuda`` and ``Gpu.under_power``.
-    """
+    """Return hardware with its GPU as stated. Raises SpecError as ``sized``, ``with_cuda`` and ``Gpu.under_power``."""
     if power is not None:
         if hardware is None:
             raise SpecError("power: no GPU is named; server= or gpu=, or hardware=")
@@ -81,17 +75,9 @@ def as_stated(
 
 
 def sized(hardware: Hardware | None, gpu_memory: str | int | None, profile: Calibration | None) -> Hardware:
-    """Return the hardware with its GPU's usable memory: as the catalogue has it, or ``gpu_memory``.
+    """Return the hardware with its GPU's usable memory, the catalogue's or ``gpu_memory``, less a measured context.
 
-    A CUDA context that a calibration of the same GPU measured is subtracted.
-
-    Args:
-        hardware: the servers or the GPU that the user named; None if none is named.
-        gpu_memory: what --gpu-memory says, as text such as ``"24GiB"`` or in bytes; None if it is not given.
-        profile: the machine's calibration, if any.
-
-    Raises:
-        SpecError: if no GPU is named, its usable memory is not documented, or ``gpu_memory`` is larger than the GPU.
+    Raises SpecError if no GPU is named, its memory is not documented, or ``gpu_memory`` is larger than the GPU.
     """
     if hardware is None:
         raise SpecError("no GPU is named; --server NAME or --gpu NAME, in Python server= or gpu=")
@@ -112,10 +98,7 @@ def sized(hardware: Hardware | None, gpu_memory: str | int | None, profile: Cali
 
 
 def stated_headroom(text: str | int | None, hardware: Hardware | None) -> int | None:
-    """Return --headroom in bytes: the memory to keep free on each GPU. None if it is not given.
-
-    Raises SpecError if it is not a size, or not less than the GPU's usable memory.
-    """
+    """Return --headroom in bytes, or None. Raises SpecError unless it is a size below the GPU's usable memory."""
     if text is None:
         return None
     size = parse_bytes(text, "headroom")
@@ -128,20 +111,14 @@ def stated_headroom(text: str | int | None, hardware: Hardware | None) -> int | 
 
 
 def with_cuda(hardware: Hardware | None, version: str) -> Hardware:
-    """Return the hardware with the rates of matrix products and attention of a version of CUDA, such as ``12.1``.
-
-    Raises SpecError if no GPU is named, or that is no version.
-    """
+    """Return the hardware with the rates of a CUDA version. Raises SpecError without a GPU, or for other text."""
     if hardware is None:
         raise SpecError("cuda: no GPU is named; --server NAME or --gpu NAME, in Python server= or gpu=")
     return replace(hardware, gpu=hardware.gpu.with_cuda(version))
 
 
 def without_context(hardware: Hardware, profile: Calibration | None) -> Hardware:
-    """Subtract the CUDA context from the GPU's usable memory, if a calibration of the same GPU measured it.
-
-    Raises SpecError if the context is as large as the usable memory.
-    """
+    """Subtract a measured CUDA context from usable memory. Raises SpecError if nothing is left."""
     gpu = hardware.gpu
     if not isinstance(profile, Profile) or profile.device_name not in gpu.product_names:
         return hardware

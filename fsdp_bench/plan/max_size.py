@@ -1,7 +1,4 @@
-"""The answers of ``max-size``: for each setting the largest model that fits the hardware, and their JSON form.
-
-Other quantities can be searched instead: number of layers, micro-batch size, sequence length, fewest GPUs.
-"""
+"""The answers of ``max-size``: for each setting the largest model, or other quantity, that fits; their JSON form."""
 
 from __future__ import annotations
 
@@ -275,10 +272,7 @@ def _next(cell: SearchResult) -> NextDocument | None:
 
 
 def setting_rows(one: MaxSizeDocument, answers: Sequence[AnswerDocument] | None = None) -> list[Row]:
-    """Return settings as rows of MAX_SIZE_COLUMNS: the largest value that fits, and its prediction.
-
-    ``answers`` have the answer to each setting; without them a row lacks what only these have of the model.
-    """
+    """Return rows of MAX_SIZE_COLUMNS, with each setting's prediction from ``answers``, or what the document has."""
     answers = answers_of(one) if answers is None else answers
     return [_row(one.dial, cell, found) for cell, found in zip(one.cells, answers, strict=True)]
 

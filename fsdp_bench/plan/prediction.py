@@ -209,10 +209,7 @@ class Prediction:
 
     @property
     def headroom_bytes(self) -> int | None:
-        """Usable GPU memory minus ``needed_bytes``. None if the GPU's memory is not known, and for CPU kernels.
-
-        A setup fits if this is at least ``required_headroom_bytes``.
-        """
+        """Usable GPU memory minus ``needed_bytes``: ``required_headroom_bytes`` or more if it fits. None if unknown."""
         usable = self.gpu_bytes
         return usable - self.needed_bytes if self.question.is_on_gpu and usable is not None else None
 
@@ -247,10 +244,7 @@ class Prediction:
         return self.speed.tokens_per_second_per_gpu
 
     def document(self, with_time: bool = True, with_communication: bool = True) -> AnswerDocument:
-        """Return the answer as a document.
-
-        Time and communication can be omitted if many predictions are asked for: each costs one more simulation.
-        """
+        """Return the answer as a document. Time and communication each cost one more simulation."""
         required = self.required_headroom_bytes
         return self.question.document(
             for_eager=self.for_eager,
@@ -297,10 +291,7 @@ class Prediction:
         )
 
     def row(self) -> Row:
-        """Return the answer as one row of a table: ``pandas.DataFrame([found.row() for found in several])``.
-
-        Columns are those of ``predict --csv``: sizes are in bytes, times in seconds; None is what is not known.
-        """
+        """Return one row of a table, with the columns of ``predict --csv``: bytes and seconds, None for unknown."""
         return answer_row(self.document(with_communication=False))
 
     def _lines(self) -> list[tuple[str, str]]:

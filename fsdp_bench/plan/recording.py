@@ -48,9 +48,7 @@ def record(
 ) -> RecordedCode:
     """Record a model's code. ``progress`` is called with each variant that is begun; ``recorder`` is the command.
 
-    Raises:
-        MachineError: if torch or transformers is missing, or the code cannot be recorded; with the reason.
-        RecordingError: if PyTorch's code fails.
+    Raises MachineError, with the reason, if it cannot be recorded; RecordingError if PyTorch's code fails.
     """
     if _version("torch") is None:
         what, extras = ("torch", "train") if spec.config is None else ("torch and transformers", "train,hf")
@@ -90,10 +88,7 @@ def record(
 
 
 def write(recorded: RecordedCode, path: Path) -> int:
-    """Write a recording, compressed where the name ends with ``.gz``; return the bytes of the file.
-
-    Raises OSError if the folder cannot be written.
-    """
+    """Write a recording, compressed for ``.gz``; return its bytes. Raises OSError if the folder cannot be written."""
     data = msgspec.json.encode(recorded)
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)

@@ -35,11 +35,7 @@ class WhyUnknown(StrEnum):
 
 
 def rehearsed_gpu(gpu: Gpu, kept_free_bytes: int) -> RehearsedGpu:
-    """Return a GPU for the stand-in to pass for; its memory is known (``sized``).
-
-    Raises:
-        SpecError: for a GPU that is not NVIDIA's, or whose multiprocessors are not known.
-    """
+    """Return what the stand-in passes for. Raises SpecError unless it is NVIDIA's, with known multiprocessors."""
     assert gpu.usable_memory_bytes is not None, "sized() has it"
     if gpu.compute_capability is None or gpu.num_multiprocessors is None:
         raise SpecError(f"gpu: {gpu.name} cannot be rehearsed; only GPUs by NVIDIA whose multiprocessors are known")

@@ -1,7 +1,4 @@
-"""The JSON form of a rehearsal: what ``rehearse --json`` prints, and what compare and check read back.
-
-Keys are those of ``predict --json`` where they mean the same. Unknown values are null.
-"""
+"""The JSON form of a rehearsal, with the keys of ``predict --json`` where they mean the same; null is unknown."""
 
 import os
 from pathlib import Path
@@ -19,7 +16,6 @@ from fsdp_bench.spec.files import read_document
 from fsdp_bench.spec.subprocesses.rehearsal import GpuRead, HeldLine, PhasePeaks, RehearsalOutcome, ScriptFailure
 
 REHEARSED = "rehearsed"
-"""The source of these answers."""
 
 
 class RehearsedMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +26,6 @@ class RehearsedMemory(msgspec.Struct, frozen=True, kw_only=True):
     peak_phase: str | None
     peak_step: int | None
     phases: dict[str, Bytes]
-    """Peak allocated bytes by phase."""
     first_step: PhasePeaks | None
     """The peak of the first step, which includes loading."""
     steady_state: PhasePeaks | None
@@ -150,11 +145,7 @@ def _each(document: Any) -> list[Any]:
 
 
 def read_rehearsals(path: Path) -> tuple[RehearsalDocument, ...]:
-    """Read the file of ``rehearse --json``: a document for each rank of each command.
-
-    Raises:
-        SpecError: if it cannot be read, or is another document.
-    """
+    """Read the file of ``rehearse --json``: a document for each rank. Raises SpecError for another file."""
     found = read_document(path, "JSON")
     if not is_rehearsal(found):
         raise SpecError(f"{path}: is no document of rehearse --json")

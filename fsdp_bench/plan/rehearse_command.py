@@ -100,10 +100,7 @@ class CommandToRehearse:
 
 
 class RanksToRun:
-    """The ranks of a command that are still to be run: those asked for, and those whose messages these need.
-
-    A rank whose script needs a message that is not known has ended there, and runs again once it is.
-    """
+    """The ranks still to be run. One that needs an unknown message has ended, and runs again once it is known."""
 
     def __init__(self, asked: CommandToRehearse) -> None:
         self._asked = asked
@@ -204,13 +201,10 @@ def command_to_rehearse(
     edited: Mapping[str, str] = MappingProxyType({}),
     catalog: Catalog = BUILT_IN,
 ) -> CommandToRehearse:
-    """Check what is asked for, before anything runs. The arguments are those of ``rehearse_command``.
+    """Check what is asked for, as ``rehearse_command`` takes it, before anything runs.
 
-    ``environment`` are variables that the command finds set; ``edited`` has the text that it finds in files, by their
-    absolute paths, instead of the disk's.
-
-    Raises:
-        SpecError: for values that are not allowed, naming them and what is allowed.
+    ``environment`` has variables, and ``edited`` texts of files by absolute paths, that the command finds. Raises
+    SpecError for values that are not allowed.
     """
     if snapshot is not None and not snapshot.resolve().parent.is_dir():
         raise SpecError(f"snapshot: {str(snapshot.parent)!r} is no folder")

@@ -120,10 +120,7 @@ class Alternative:
         return None if found is None else Alternative(found[1], {**self.switches, name: found[0]})
 
     def on_world(self, world: int) -> Alternative | None:
-        """Return the alternative on ``world`` GPUs; None if it cannot run there.
-
-        A model that one GPU trains without FSDP is sharded there.
-        """
+        """Return the alternative on ``world`` GPUs, sharded if there are several; None if it cannot run there."""
         asked = self.question
         option, hardware = _hardware(asked.hardware, world)
         strategy = ShardingStrategy.FULL_SHARD if asked.setup.is_bare else asked.setup.strategy
@@ -263,10 +260,7 @@ class _Advice:
 
 
 def smaller_bases(prediction: Prediction) -> tuple[str, ...]:
-    """Return how adapters' frozen weights would be smaller, if a setup does not fit; each records the model anew.
-
-    They are not predicted: a recording takes minutes.
-    """
+    """Return smaller ways to store adapters' frozen weights; not predicted, as recording takes minutes."""
     lora = lora_of(prediction.model)
     if prediction.fits is not False or lora is None or lora.is_quantized:
         return ()
@@ -321,16 +315,10 @@ def _gpus_per_node(hardware: Hardware) -> int:
 
 
 def fewest(worlds: Sequence[int], may_fit: Callable[[int], bool], fits: Callable[[int], bool]) -> int | None:
-    """Return the smallest world size on which a setup fits. None if it does not fit on the largest.
+    """Return the smallest world size on which a setup fits; None if it does not fit on the largest.
 
-    A larger world size nearly always needs less memory on each GPU, so the search bisects. Then it tries the next two
-    smaller world sizes, in case one of them fits too.
-
-    Args:
-        worlds: the world sizes to try, in increasing order.
-        may_fit: takes an index into ``worlds``; returns whether the setup may fit there. It is a necessary condition
-            that takes little time.
-        fits: takes an index into ``worlds``; returns whether the setup fits there.
+    A larger one nearly always needs less, so it bisects ``worlds``, by index: first ``may_fit``, which takes little
+    time, then ``fits``. Then it tries the next two smaller ones, in case one of them fits too.
     """
     if not worlds or not may_fit(len(worlds) - 1):
         return None

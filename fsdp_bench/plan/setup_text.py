@@ -44,10 +44,7 @@ def values_of(setup: TrainSetup) -> dict[str, Any]:
 
 
 def setup_line(setup: TrainSetup | Values, varying: Iterable[str] = (), sought: str | None = None) -> str:
-    """Return a setup as one line: the fields that are printed in any case, then others that differ from their defaults.
-
-    ``varying`` are left out; ``sought`` is the field whose best value is searched for, if any.
-    """
+    """Return a setup as one line: usual fields, then those off their defaults, without ``varying`` and ``sought``."""
     values = values_of(setup) if isinstance(setup, TrainSetup) else setup
     known = [name for name in SETUP if values.get(name) is not None and name not in varying]
     api = [value_text("api", values["api"])] if "api" in known else []

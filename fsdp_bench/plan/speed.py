@@ -34,9 +34,7 @@ class Speed:
     is_over_pcie: bool = False
     """Whether collectives go over PCIe with rates of the datasheet. No measurement checks these."""
     range: Range | None = None
-    """The range that the errors of published runs leave.
-
-    None for a machine's calibration, for float8, and for GPUs that were not compared."""
+    """The range that published runs' errors leave. None for a machine's calibration: its errors are not known."""
     retries_at_least_seconds: float | None = None
     """The least time that allocation retries add to every step; ``time`` is without it. None where no retries go on."""
 
@@ -107,17 +105,10 @@ def speed(
     with_spans: bool = False,
     without_communication: bool = False,
 ) -> Speed:
-    """Predict how fast a setup trains.
+    """Predict how fast a setup trains, by the datasheet or a calibration; on a CPU collectives are gloo's.
 
-    Args:
-        simulated: the setup's steps, with the kernels of the hardware; on a CPU collectives are gloo's.
-        hardware: servers, or a GPU, whose links are then unknown.
-        profile: a calibration, instead of the datasheet.
-        with_spans: keep the time span of each operator, copy and collective, for a chart.
-        without_communication: collectives take no time, as in emulated trials.
-
-    Raises:
-        SpecError: if the calibration is of another kind of device, and for models that cannot be predicted.
+    ``with_spans`` keeps when each operator, copy and collective runs, for charts; ``without_communication`` lets
+    collectives take no time. Raises SpecError for a calibration of another kind of device.
     """
     gpu = hardware.gpu if hardware else None
     model, setup, kernels = simulated.model, simulated.setup, simulated.kernels

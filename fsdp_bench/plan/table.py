@@ -44,10 +44,7 @@ _RANKS = {"verdict": ("fits", None, "runs_with_retries", "does_not_fit"), "fits"
 
 
 def find_column(word: str, known: Sequence[str], option: str) -> str:
-    """Return the column that a word means: its name, its name without the unit, an option, or the header of a table.
-
-    Raises SpecError, naming the nearest column, and the columns.
-    """
+    """Return the column that a word, option or header means. Raises SpecError, naming the nearest column and all."""
     folded = word.strip().lower().replace("-", "_").replace(" ", "_")
     short = short_names(known)
     by_word = {**{header: name for header, name in _HEADERS.items() if name in known}, **short}
@@ -97,10 +94,7 @@ class TableOptions:
 def read_table_options(
     known: Sequence[str], sort: str | None = None, columns: str | None = None, only_fits: bool = False
 ) -> TableOptions:
-    """Read ``--sort step,-batch``, ``--columns a,b`` and ``--only-fits``.
-
-    Raises SpecError for a column that is not known.
-    """
+    """Read ``--sort``, ``--columns`` and ``--only-fits``. Raises SpecError for an unknown column."""
     keys = []
     for word in sort.split(",") if sort else ():
         name = word.strip()

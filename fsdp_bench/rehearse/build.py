@@ -108,10 +108,7 @@ def _temporary_folder() -> Path:
 
 
 def compile_stand_in(folder: Path, cuda_version: int, names: Iterable[str], version: str) -> None:
-    """Compile the stand-in into a folder. Those of the functions ``names`` that no source defines count calls and fail.
-
-    Raises MachineError if there is no C compiler, or with the compiler's first error.
-    """
+    """Compile the stand-in; undefined ``names`` count calls and fail. Raises MachineError with a compiler's error."""
     lacking = folder / "lacking.c"
     stubs = "".join(f"{_macro(name)}({name}, {_status(name)})\n" for name in sorted(names))
     lacking.write_text(f'#include "stand_in.h"\n{stubs}')
@@ -167,10 +164,7 @@ def stand_in_environment(
 
 
 def environment_of(gpu: RehearsedGpu, otherwise: Path | None = None) -> dict[str, str]:
-    """Return the variables for this interpreter and one GPU. The stand-in is compiled if it is not there yet.
-
-    Raises MachineError if the interpreter has no CUDA build of torch, or there is no C compiler.
-    """
+    """Return the variables for this interpreter and a GPU. Raises MachineError without CUDA's torch or a compiler."""
     variables = stand_in_environment(build_stand_in(find_torch(sys.executable), otherwise), gpu)
     return {**variables, "CUDA_VISIBLE_DEVICES": "0"}  # a job's own choice is of GPUs of this machine
 
@@ -256,10 +250,7 @@ class Symbols:
 
 
 def symbols_of(library: Path) -> Symbols:
-    """Read a library's dynamic symbols by the compiler's nm; none of a file that is no library.
-
-    Raises MachineError if there is no nm.
-    """
+    """Read dynamic symbols by nm, none of what is no library. Raises MachineError without nm."""
     asked = subprocess.run([*_compiler(), "-print-prog-name=nm"], capture_output=True, text=True, check=False)
     try:
         words = [asked.stdout.strip() or "nm", "-D", str(library)]

@@ -1,7 +1,4 @@
-"""Reads the command that a user would start on the cluster: its interpreter, its launcher, and what follows that.
-
-A launcher's own arguments are not read here: only the installed torch or accelerate knows them (``inside/launch.py``).
-"""
+"""Reads the user's command: interpreter, launcher, and words that only the launcher knows (``inside/launch.py``)."""
 
 import os
 import re
@@ -57,10 +54,7 @@ class Command:
 
 
 def read_command(words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Command:
-    """Return what a command runs. ``folder`` is where it runs: relative paths start there.
-
-    Raises SpecError: The command is empty, is not found, or starts something other than Python.
-    """
+    """Return what a command in ``folder`` runs. Raises SpecError if it is empty, not found or not Python."""
     assigned, words = _assignments(words)
     if words[:2] == ["uv", "run"]:
         of_uv, words = _uv_run(words[2:], {**environment, **assigned}, folder)

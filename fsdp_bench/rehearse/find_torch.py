@@ -41,10 +41,9 @@ class Torch:
 
 
 def find_torch(python: str) -> Torch:
-    """Find the CUDA build of torch that ``python`` would import. The interpreter runs once; torch is not imported.
+    """Find the CUDA build of torch that ``python``, which runs once, would import.
 
-    Raises MachineError if there is no such interpreter, no torch, one that is built without CUDA or older than 2.4, or
-    if the platform is not Linux on x86-64.
+    Raises MachineError without one, for one older than 2.4, and if the platform is not Linux on x86-64.
     """
     platform, folder = _ask(python)
     if platform != PLATFORM:

@@ -37,10 +37,7 @@ MOST_PROCESSES = 4
 
 
 class PreparedPython:
-    """The processes, which end with ``with``.
-
-    Must be used in a thread that lives as long: Linux ends the processes with the thread that has started them.
-    """
+    """The processes, which end with ``with`` and, on Linux, with the thread that has started them."""
 
     def __init__(self, modules: Sequence[str] | None = None) -> None:
         """``modules`` are imported by each process; by default what its script has imported."""

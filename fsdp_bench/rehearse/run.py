@@ -79,10 +79,7 @@ def rehearse(
 
 
 class RunningRehearsal:
-    """One rank of a command while it runs. ``select`` finds it readable once its process has ended.
-
-    Used in ``with``, which ends what still runs. The constructor raises what ``rehearse`` raises before a script runs.
-    """
+    """One running rank, in ``with``, which ends it; ``select`` finds it readable at its end. Raises as ``rehearse``."""
 
     def __init__(
         self,
@@ -93,10 +90,7 @@ class RunningRehearsal:
         output: int = 2,
         prepared: PreparedPython | None = None,
     ) -> None:
-        """Start it, in a fork of a prepared process if there are any.
-
-        ``output`` is the descriptor of a file for what the script prints; by default standard error.
-        """
+        """Start it, in a prepared fork if there are any; ``output`` is a descriptor, by default standard error."""
         self._options = options
         self._where_output = "; its output is above" if output == 2 else ""
         self._cut: RehearsalOutcome | None = None

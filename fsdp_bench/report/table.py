@@ -74,11 +74,7 @@ def titled(columns: Mapping[str, Column], droppable: Sequence[str] = ()) -> list
 def table_columns(
     headers: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterable[str] = (), droppable: Sequence[str] = ()
 ) -> list[Column]:
-    """Return the columns of rows, each with one cell per header.
-
-    The columns of ``numbers`` are aligned on the right. Those of ``droppable`` are left out, in this order, if it is
-    too wide.
-    """
+    """Return the columns of rows: ``numbers`` are aligned on the right, ``droppable`` left out first, in order."""
     places = {header: len(droppable) - index for index, header in enumerate(droppable)}
     cells = list(zip(*rows, strict=True)) or [()] * len(headers)
     right = set(numbers)

@@ -1,7 +1,4 @@
-"""Printing. All output goes through this module, because names, paths and messages come from outside.
-
-Text is never interpreted: rich's markup and emoji codes are plain text, and control characters are printed as escapes.
-"""
+"""All printing: outside text is never interpreted (rich's markup, emoji), and control characters are escaped."""
 
 from __future__ import annotations
 

@@ -59,11 +59,7 @@ def rehearsal_trace(found: Mapping[str, Rehearsal]) -> Event | None:
 
 
 def prediction_trace(questions: Sequence[Question]) -> Event:
-    """Return the trace of a predicted step of each setup.
-
-    Raises:
-        SpecError: for more than ``MOST`` setups, or if no step's time is known.
-    """
+    """Return the trace of each setup's step. Raises SpecError for more than ``MOST``, or without a time."""
     if len(questions) > MOST:
         raise SpecError(f"trace: {len(questions)} setups are too many for one file; at most {MOST}")
     differing = varying([one.values for one in questions])

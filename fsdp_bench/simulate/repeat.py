@@ -105,10 +105,7 @@ class Log:
         return True
 
     def last_step(self) -> Iterator[Event]:
-        """Yield the events of the last step, with every block and every micro-batch.
-
-        Before them the CUDA events that steps before have recorded and nobody has waited for.
-        """
+        """Yield the last step with every block and micro-batch, after pending CUDA events of earlier steps."""
         return self.last_step_as(lambda events: events)
 
     def last_step_as(self, read: Callable[[list[Event]], list[T]]) -> Iterator[Event | T]:

@@ -24,10 +24,7 @@ from fsdp_bench.spec.setup import Api, ShardingStrategy, TrainSetup, Wrap
 
 
 class SimulatedSteps:
-    """The training steps of one model under one setup. Each is simulated when it is first asked for, and kept.
-
-    ``any_depth`` are the steps of ``for_any_depth(model, setup)``, whose logs are this model's, too.
-    """
+    """Training steps of a model and setup, simulated when asked for. ``any_depth``: those whose logs it shares."""
 
     def __init__(self, model: Model, setup: TrainSetup, kernels: Kernels = CUDA, any_depth: Self | None = None) -> None:
         self.model, self.setup, self.kernels = model, setup, kernels
@@ -71,10 +68,7 @@ class SimulatedSteps:
 
     @cached_property
     def _under_ddp(self) -> Log:
-        """DistributedDataParallel's buckets end in the middle of blocks, so that for time every block is simulated.
-
-        The buckets change live memory only where a hook casts them.
-        """
+        """Simulate every block for time: DDP's buckets end inside blocks. Only hooks' casts matter to live memory."""
         return self._simulated(self._steady_step, 0, FEW_BLOCKS, for_memory=True)
 
     @property

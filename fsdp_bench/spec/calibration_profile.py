@@ -155,10 +155,7 @@ class RankProfile(Measurements, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def lost_in_noise(self) -> tuple[str, ...]:
-        """The host's overheads that were smaller than the noise, as text. Predictions take them as 0.
-
-        These times are small differences of large sums: the step of CALIBRATION_MODEL minus its operators.
-        """
+        """The host's overheads, each a small difference of large sums, that were lost in the noise: predicted as 0."""
         lost = ["the host's time for an operator"] if self.launch_seconds == 0 else []
         return (
             *lost,
@@ -245,8 +242,7 @@ Calibration = Profile | Scaling
 def read_calibration(path: Path) -> Calibration:
     """Read a calibration of either kind.
 
-    Raises:
-        SpecError: for a file that cannot be read, is not TOML, or has another shape or a newer version.
+    Raises SpecError for a file that cannot be read, is not TOML, or has another shape or a newer version.
     """
     try:
         content = read_document(path, "TOML")
@@ -263,11 +259,7 @@ def read_calibration(path: Path) -> Calibration:
 
 
 def read_profile(path: Path) -> Profile:
-    """Read a machine's calibration.
-
-    Raises:
-        SpecError: as ``read_calibration``, and for one that is not of a whole machine.
-    """
+    """Read a machine's calibration. Raises SpecError as ``read_calibration``, and for one of a run or a host."""
     found = read_calibration(path)
     if isinstance(found, Scaling):
         raise SpecError(f"{path}: no machine's rates: {found.source}; plain `fsdp-bench calibrate` measures them")

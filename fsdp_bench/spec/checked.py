@@ -59,10 +59,7 @@ class CaseInsensitiveEnum(StrEnum):
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
-    """A struct whose fields are read and checked by their type hints, whichever way it is made.
-
-    Raises SpecError, naming the field, the value and what is allowed.
-    """
+    """A struct whose fields are read by their type hints however it is made. Raises SpecError for what they refuse."""
 
     def __post_init__(self) -> None:
         for name, read_field in _readers(type(self)):
@@ -83,10 +80,7 @@ def _readers(kind: type[Checked]) -> tuple[tuple[str, Reader], ...]:
 
 
 def build(kind: type[C], fields: Mapping[str, Any], place: str = "") -> C:
-    """Make a Checked struct from a mapping, such as a table of a file. ``place`` is a prefix of field names in errors.
-
-    Raises SpecError for values that the struct refuses, and for a field that does not exist or is missing.
-    """
+    """Make a Checked struct from a mapping; ``place`` begins names in errors. Raises SpecError as the struct."""
     known = kind.__struct_fields__
     for name in fields:
         if name not in known:
@@ -107,10 +101,7 @@ def _required(kind: type[Checked]) -> tuple[str, ...]:
 
 
 def read(hint: Any, value: Any, field: str) -> Any:
-    """Read one value as a field with this type hint would be read: ``read(Count, 8.0, "nodes")`` is 8.
-
-    Raises SpecError, naming the field, the value and what is allowed.
-    """
+    """Read one value as a field of this type: ``read(Count, 8.0, "nodes")`` is 8. Raises SpecError if it is refused."""
     return _reader(hint)(value, field)
 
 

@@ -59,10 +59,7 @@ class CheckpointingPolicy(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=256)
 def read_policy(text: str | None) -> CheckpointingPolicy:
-    """Read a policy; None is the default.
-
-    Raises SpecError, naming the policies, or the nearest operator that can be named.
-    """
+    """Read a policy; None is the default. Raises SpecError, naming the policies or the nearest operator."""
     if text is None:
         return CheckpointingPolicy()
     folded = text.strip().lower()

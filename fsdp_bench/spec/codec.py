@@ -50,11 +50,7 @@ def to_json(value: object) -> bytes:
 
 
 def from_json(data: bytes, kind: type[T]) -> T:
-    """Decode JSON. Checked types convert values as their constructor does.
-
-    Raises:
-        msgspec.DecodeError: for bytes that are not JSON (msgspec.ValidationError for JSON of another shape).
-    """
+    """Decode JSON; Checked types convert values. Raises msgspec.DecodeError, or ValidationError for another shape."""
     return from_builtins(decode(data), kind)
 
 
@@ -67,11 +63,7 @@ def from_file(path: Path, kind: type[T]) -> T | None:
 
 
 def decode(data: bytes) -> Any:
-    """Decode JSON to dictionaries, lists, strings and numbers.
-
-    Raises:
-        msgspec.DecodeError: for bytes that are not valid JSON.
-    """
+    """Decode JSON to dictionaries, lists, strings and numbers. Raises msgspec.DecodeError."""
     try:
         value = msgspec.json.decode(data)
         if _MANY_DIGITS.search(data):
@@ -126,14 +118,10 @@ def _read_otherwise(value: object, kind: type[T], error: msgspec.ValidationError
 
 
 def from_versioned(data: bytes, kind: type[T], name: str, newest: int, instead: str = "") -> T:
-    """Decode a stored document that has a ``schema_version``.
+    """Decode a stored document that has a ``schema_version`` of at most ``newest``.
 
-    ``name`` is the file's, for messages; ``newest`` is the highest version that is read; ``instead`` is a way out for a
-    newer one, beside the upgrade.
-
-    Raises:
-        msgspec.DecodeError: if the bytes are not a whole document.
-        SpecError: naming the file, if it was written by a newer fsdp-bench.
+    Raises msgspec.DecodeError for what is no whole document; SpecError, with the file's ``name`` and the way out
+    ``instead``, for a newer one.
     """
     raw = decode(data)
     version = raw.get("schema_version") if isinstance(raw, dict) else None

@@ -37,7 +37,6 @@ class FsdpBenchError(Exception):
     """The base class of all errors of fsdp-bench."""
 
     exit_code = ExitCode.BAD_INPUT
-    """The exit code of a command that ends with this error."""
 
 
 class UserError(FsdpBenchError):
@@ -79,10 +78,7 @@ def not_allowed(field: str, value: object, allowed: Iterable[str]) -> SpecError:
 
 
 def install_hint(extras: str) -> str:
-    """Return the command that installs what extras (``hf``, ``train,hf``) need, however fsdp-bench was installed.
-
-    It names their packages, because no registry has fsdp-bench itself.
-    """
+    """Return the command that installs the packages of extras (``hf``, ``train,hf``): no registry has fsdp-bench."""
     from importlib.metadata import PackageNotFoundError, requires
 
     try:

@@ -133,10 +133,7 @@ def option_of(form: str) -> str:
 
 
 def fields_of(struct: type[msgspec.Struct]) -> dict[str, Field]:
-    """Return the fields of a struct by name, each with what its declaration says.
-
-    Raises TypeError for a field that says nothing about itself.
-    """
+    """Return the fields of a struct by name. Raises TypeError for a field that says nothing about itself."""
     hints = typing.get_type_hints(struct, include_extras=True)
     return {one.name: _read(one.name, hints[one.name], one.default) for one in msgspec.structs.fields(struct)}
 

@@ -43,10 +43,7 @@ def read_document(path: Path, form: str) -> Any:
 
 
 def read_text(path: Path, form: str) -> str:
-    """Read the text of a file that should be ``form``: TOML or JSON.
-
-    Raises SpecError, naming the file, if it cannot be read or is not UTF-8.
-    """
+    """Read the text of a ``form`` (TOML or JSON) file. Raises SpecError, naming the file, if it is not UTF-8 text."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -56,11 +53,7 @@ def read_text(path: Path, form: str) -> str:
 
 
 def parse_document(text: str, form: str, path: Path) -> Any:
-    """Parse the text of a file.
-
-    Raises SpecError, naming the file, if it is not valid ``form``, is nested too deeply, or contains a number that is
-    not finite or does not fit into 64 bits.
-    """
+    """Parse a file's text. Raises SpecError if it is no ``form``, too deep, or has a number beyond 64 bits."""
     try:
         document = _PARSERS[form](text)
         _check_numbers(document, "", 0)
@@ -76,10 +69,7 @@ def parse_document(text: str, form: str, path: Path) -> Any:
 
 
 def _check_numbers(value: Any, place: str, depth: int) -> None:
-    """Refuse deep nesting, and numbers that are not finite or exceed 64 bits.
-
-    Raises SpecError, naming the place in the file: ``run.timeout_seconds``.
-    """
+    """Refuse deep nesting, and numbers beyond 64 bits or not finite. Raises SpecError, naming the place."""
     if depth > DEEPEST:
         raise SpecError(f"is nested too deeply; up to {DEEPEST} levels")
     if isinstance(value, dict):

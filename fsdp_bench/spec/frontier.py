@@ -1,7 +1,4 @@
-"""FrontierRecord: the measured and the predicted largest model of every cell of a frontier sweep.
-
-It is written to ``frontier.json`` and can be rebuilt from the records of the trials at any time.
-"""
+"""FrontierRecord: measured and predicted largest models of a sweep: ``frontier.json``, rebuilt from trials' records."""
 
 from typing import Literal
 

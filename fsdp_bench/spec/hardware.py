@@ -160,10 +160,7 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
             cuda_version(self.cuda)
 
     def with_cuda(self, version: str) -> Gpu:
-        """Return the GPU with the cuBLAS and the cuDNN of torch's wheel for a version of CUDA, such as ``12.1``.
-
-        Raises SpecError if that is no version.
-        """
+        """Return the GPU with the cuBLAS and cuDNN of a CUDA version, such as ``12.1``. Raises SpecError."""
         cuda, older = cuda_version(version), self.older_cublas
         found = msgspec.structs.replace(self, cuda=version.strip())
         if older is None or cuda >= cuda_version(older.before_cuda):
@@ -173,11 +170,9 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
     def under_power(self, limit: str | float, source: Source | None = None) -> Gpu:
-        """Return the GPU under a power limit: ``"500W"``, or watts. Its rates follow from it (rates/power.py).
+        """Return the GPU under a power limit, ``"500W"`` or watts, which decides its rates (rates/power.py).
 
-        ``source``: who says it; by default the user.
-
-        Raises SpecError for anything else, and for a limit that the GPU cannot have or that is not known to slow it.
+        ``source``: by default the user. Raises SpecError for a limit that it cannot have, or whose effect is unknown.
         """
         watts, power = parse_watts(limit, "power"), self.power
         if power is None:
@@ -228,12 +223,9 @@ class Gpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return peak / (2 * (64 if self.compute_capability < 8.6 else 128) * multiprocessors)
 
     def peak_flops_per_second(self, dtype: str) -> float | None:
-        """Return the dense peak for ``fp32``, ``bf16``, ``fp16`` or ``fp8``. None if it is not documented.
+        """Return the dense peak of ``fp32``, ``bf16``, ``fp16`` or ``fp8``; None if it is not documented.
 
-        torch computes float32 matrix products in float32 by default (torch.backends.cuda.matmul.allow_tf32 is
-        False), so fp32 means the plain fp32 rate, not tf32.
-
-        Raises SpecError for any other dtype.
+        fp32 is not tf32: torch.backends.cuda.matmul.allow_tf32 is False by default. Raises SpecError for other dtypes.
         """
         if dtype not in _PEAK_DTYPES:
             raise not_allowed("dtype", dtype, _PEAK_DTYPES)
@@ -294,15 +286,12 @@ class Server(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     provider: str
     gpu: str
-    """The GPU's name in the catalogue."""
     gpus_per_node: Count
     source: Source
     """The source for GPUs, host memory and CPUs. Links have sources of their own."""
     aliases: tuple[str, ...] = ()
     intra_node: Interconnect | None = None
-    """The link between the GPUs of a node."""
     host_link: Interconnect | None = None
-    """The link between a GPU and host memory."""
     inter_node: Network | None = None
     host_memory_bytes: Count | None = None
     """Host memory of the machine. The operating system and the data loader use part of it."""
@@ -338,10 +327,7 @@ class Hardware(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @classmethod
     def of_gpu(cls, gpu: Gpu) -> Hardware:
-        """Return one node of one GPU: a server without a name, whose links and host memory are unknown.
-
-        A run has as many of them as it has ranks.
-        """
+        """Return one node of one GPU, without known links or host memory. A run has one for each rank."""
         server = Server(name="", provider="", gpu=gpu.name, gpus_per_node=1, source=gpu.source)
         return cls(server=server, gpu=gpu, gpus_per_node=1)
 

@@ -48,10 +48,7 @@ _FORM = "a rank, or fields like rank=16,targets=q_proj+v_proj"
 
 
 class LoRA(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A peft.LoraConfig, and the dtype of the frozen weights.
-
-    Raises SpecError, naming the field, the value and what is allowed.
-    """
+    """A peft.LoraConfig, and the dtype of the frozen weights. Raises SpecError for a value that is not allowed."""
 
     rank: Count = 8
     alpha: Positive = 8.0
@@ -103,20 +100,14 @@ class LoRA(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @classmethod
     def parse(cls, text: object) -> LoRA:
-        """Read what a command line or a file says.
-
-        Raises SpecError, naming the field, the value and what is allowed.
-        """
+        """Read what a command line or a file says. Raises SpecError, naming the field and what is allowed."""
         return parse_lora(text, "lora")
 
 
 def parse_lora(text: object, option: str, base: str | None = None, default_base: str | None = None) -> LoRA:
-    """Read ``16`` or ``rank=16,targets=q_proj+v_proj``.
+    """Read ``16`` or ``rank=16,targets=q_proj+v_proj``. Raises SpecError, naming the ``option``.
 
-    ``option`` is the option's name, for messages. ``base`` is how the frozen weights are stored (``nf4`` is what
-    --qlora means), ``default_base`` how they are if neither the option nor the text says it.
-
-    Raises SpecError, naming the field, the value and what is allowed.
+    Frozen weights are stored as ``base`` says (``nf4`` for --qlora), else as the text, else as ``default_base``.
     """
     if isinstance(text, int) and not isinstance(text, bool):
         text = str(text)

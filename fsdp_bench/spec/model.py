@@ -40,10 +40,9 @@ LONGEST_NAME = 200
 
 
 class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The dimensions of one model. All sizes are numbers of elements.
+    """The dimensions of one model, in numbers of elements.
 
-    Raises:
-        SpecError: if a size is not positive, or the sizes do not divide as attention needs.
+    Raises SpecError if one is not positive, or they do not divide as attention needs.
     """
 
     name: str
@@ -176,12 +175,9 @@ class ModelShape(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def hardware_flops_per_token(self, setup: TrainSetup, causal: bool = True) -> float:
         """Return the FLOPs of one training step for one token, including recomputation by checkpointing.
 
-        ``full`` runs every block's forward pass again, up to its last matrix product, whose output no gradient needs
-        (torch.utils.checkpoint.set_checkpoint_early_stop, on by default), or all of it where that does not stop early,
-        as reentrant checkpointing. ``selective`` saves the outputs of every
-        matrix product and of attention, so it recomputes nothing that is counted here; with a ``policy``
-        (TrainSetup.checkpointing_policy) what that does not save. Attention counts as saved if any of its kernels is
-        named. Recomputation inside fused attention kernels is not counted.
+        ``full`` repeats a block's forward up to its last matrix product (set_checkpoint_early_stop), or all of it where
+        it is reentrant; ``selective`` what its ``policy`` does not save, by default nothing counted here. Attention is
+        saved if any of its kernels is named. Recomputation inside fused attention kernels is not counted.
         """
         flops = self.model_flops_per_token(setup.sequence_length, causal)
         if setup.checkpointing is Checkpointing.NONE:

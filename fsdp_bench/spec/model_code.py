@@ -17,16 +17,12 @@ from fsdp_bench.spec.units import format_count
 
 
 class ModelCode(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One model that is given by its code. Sizes are what the code built with the versions that are named.
-
-    Raises SpecError if it names no code, or two.
-    """
+    """One model given by its code, with the sizes that it built. Raises SpecError unless it names one code."""
 
     name: str
     code: Literal["huggingface", "module"]
     """``huggingface``: the class in transformers for ``config``. ``module``: what the user's function returns."""
     architecture: str
-    """The class of the model."""
     num_parameters: Count
     """A tied parameter counts once."""
     num_hidden_layers: int | None = None

@@ -26,10 +26,7 @@ class Operand(msgspec.Struct, frozen=True):
 def path_of(name: str, read: Sequence[Operand], written: Operand) -> str:
     """Return ``strided``, ``casting``, both with a space between, or nothing where a pointwise kernel reads vectors.
 
-    Args:
-        name: of a pointwise operator, or of one that copies, as the dispatcher has it: ``aten::mul``.
-        read: the tensors that it reads on the GPU, without the one that it only overwrites.
-        written: its result, or what it changes in place.
+    ``name`` is the dispatcher's, ``aten::mul``; ``read`` are the tensors that are not only overwritten.
     """
     operands = [*read, written]
     first = _extent(written)
@@ -43,10 +40,7 @@ def copy_path(itemsize: int, into: int) -> str:
 
 
 def is_strided_cat(read: Sequence[Operand], written: Operand, itemsize: int) -> bool:
-    """Whether aten::cat copies element by element (CatArrayBatchedCopy in aten/native/cuda/Shape.cu).
-
-    Vectors need contiguous tensors, each of whose parts of the result is a multiple of 16 bytes.
-    """
+    """Whether aten::cat copies element by element: no vectors of 16 bytes (CatArrayBatchedCopy in cuda/Shape.cu)."""
     if not all(_is_dense(*_extent(one), in_order=True) for one in read):
         return True
     changed = [axis for axis, size in enumerate(written.shape) if any(one.shape[axis] != size for one in read)]

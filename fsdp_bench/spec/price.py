@@ -34,7 +34,6 @@ class Price(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     server: str
-    """The server's name in the catalogue."""
     currency: str = "USD"
     region: str | None = None
     source: Source
@@ -95,10 +94,7 @@ _STATED = re.compile(
 
 
 def parse_price(text: str) -> StatedPrice:
-    """Read ``2.10/gpu-hour``, ``98/node-hour``, ``$2.10/gpu-hour`` or ``2.10 EUR/gpu-hour``.
-
-    Raises SpecError for anything else, and for a price that is not positive.
-    """
+    """Read ``98/node-hour``, ``$2.10/gpu-hour`` or ``2.10 EUR/gpu-hour``. Raises SpecError for anything else."""
     match = _STATED.match(text)
     if match is None or not 0 < float(match[2]) <= MOST_PER_HOUR or (match[1] and match[3]):
         raise SpecError(f"price: {shown(text)} is not allowed; write it like '2.10/gpu-hour' or '98 EUR/node-hour'")

@@ -37,11 +37,7 @@ LONGEST_TIMEOUT_SECONDS = 1e6
 
 
 class RunPlan(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The way a trial is run and measured.
-
-    Raises:
-        SpecError: for values out of range or that contradict each other.
-    """
+    """How a trial is run and measured. Raises SpecError for values out of range or that contradict each other."""
 
     warmup_steps: Annotated[int, Meta(ge=2, le=MOST_STEPS)] = 2
     """Steps before the measured ones. On a CPU, live tensors are tracked in these only, because that takes time.

@@ -30,12 +30,9 @@ MOST_TOKENS = 2**34
 
 
 class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All settings of a training step except model and hardware.
+    """All settings of a training step but model and hardware; text in any case: ``TrainSetup(strategy="zero3")``.
 
-    Text is read case-insensitively in any constructor: ``TrainSetup(strategy="zero3", precision="bf16-mixed")``.
-
-    Raises:
-        SpecError: if a value has another type or is out of range, or two values contradict each other.
+    Raises SpecError if a value has another type or is out of range, or two values contradict each other.
     """
 
     strategy: Annotated[
@@ -363,10 +360,7 @@ class TrainSetup(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def group_sizes(self) -> dict[str, int]:
-        """Sizes of the process groups: ``shard``, ``replicate`` (hybrid strategies), ``world``, ``post_forward``.
-
-        ``post_forward`` is that of ``reshard_after_forward``.
-        """
+        """Sizes of the groups: ``shard``, ``replicate``, ``world``, ``post_forward`` (``reshard_after_forward``)."""
         shard = self.shard_group_size
         sizes = {"shard": shard, "replicate": self.world_size // shard, "world": self.world_size}
         return sizes | ({"post_forward": self.reshard_after_forward} if self.reshard_after_forward else {})

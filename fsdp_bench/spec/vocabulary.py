@@ -26,10 +26,7 @@ class ShardingStrategy(
         "5": "_HYBRID_SHARD_ZERO2",
     },
 ):
-    """PyTorch's sharding strategies (torch.distributed.fsdp.ShardingStrategy), stored by name, never by number.
-
-    The aliases are ZeRO stages, common abbreviations, and accelerate's numbers 1 to 5.
-    """
+    """torch.distributed.fsdp's strategies, stored by name. Aliases: ZeRO stages, abbreviations, accelerate's 1 to 5."""
 
     FULL_SHARD = "FULL_SHARD"
     SHARD_GRAD_OP = "SHARD_GRAD_OP"
@@ -92,10 +89,7 @@ class Reentrant(CaseInsensitiveEnum):
 
 
 class OptimizerKind(CaseInsensitiveEnum, field="optimizer", aliases={"adamw": "adamw-foreach"}):
-    """AdamW in PyTorch's three implementations, plain SGD (foreach), and optimizers with smaller states.
-
-    ``adamw`` is PyTorch's default on a GPU: foreach.
-    """
+    """AdamW (``adamw`` is PyTorch's default, foreach), SGD (foreach), and optimizers with smaller states."""
 
     ADAMW_FOREACH = "adamw-foreach"
     ADAMW_FUSED = "adamw-fused"

@@ -172,10 +172,7 @@ def _solve(takes: Callable[[float], float], seconds: float) -> float:
 def _predicted_step(
     measured: RankProfile, device: DeviceType, model: ModelShape, length: int, api: Api, strategy: ShardingStrategy
 ) -> Callable[[float, float], float]:
-    """Return what gives the seconds of a step of a model, from the host's seconds for an operator and a hook.
-
-    Collectives take no time.
-    """
+    """Return a step's predicted seconds as a function of the host's for an operator and a hook, without collectives."""
     setup = TrainSetup(
         api=api,
         strategy=strategy,

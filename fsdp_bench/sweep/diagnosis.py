@@ -83,11 +83,10 @@ _SIXTEEN_BITS = ("bf16", "fp16")
 
 
 def own_server(diagnosis: Diagnosis, links: GpuLinks, profile: Profile | None = None) -> tuple[Gpu, Server]:
-    """Return this machine's GPU and the machine as entries of the catalogue, with what NVML and torch report.
+    """Return this machine's GPU and the machine as entries of the catalogue; a calibration adds what it measured.
 
-    A GPU of the built-in catalogue keeps its name and its datasheet's facts. A calibration adds what it measured.
-
-    Raises SpecError if there is no GPU, there are several kinds, or the calibration is of another GPU.
+    A built-in GPU keeps its name and facts. Raises SpecError without a GPU, or of several kinds, or if the calibration
+    is of another one.
     """
     gpus = diagnosis.machine.gpus
     if not gpus:

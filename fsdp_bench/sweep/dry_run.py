@@ -64,24 +64,17 @@ def dry_run(
 
 
 def result_of(answer: DryRunAnswer) -> DryRunResult:
-    """Return the result of an answer, or raise its error.
-
-    Raises:
-        MachineError: if the user can correct the error.
-        DryRunError: for any other failure.
-    """
+    """Return an answer's result. Raises MachineError for what the user can correct, else DryRunError."""
     if answer.result is None:
         raise (MachineError if answer.users_mistake else DryRunError)(str(answer.error))
     return answer.result
 
 
 def dry_runs(specs: Sequence[DryRunSpec], num_processes: int = 1) -> Iterator[tuple[int, DryRunAnswer]]:
-    """Run specs dry. Yield each answer as soon as it is done, with the index of its spec.
+    """Run specs dry; yield each answer as soon as it is done, with the index of its spec.
 
-    Every process imports torch once and runs one spec after another. If a spec ends its process, its answer is an
-    error, and the other specs run in a new process.
-
-    Raises MachineError if torch is not installed.
+    Each process imports torch once. One that a spec ends is that answer's error, and another goes on. Raises
+    MachineError if torch is not installed.
     """
     if torch_version() is None:
         raise MachineError(f"a dry run needs torch: {install_hint('train')}")

@@ -80,11 +80,9 @@ def submitted_job(folder: Path) -> str | None:
 
 
 def status_of(folder: Path) -> list[Status]:
-    """Return the status of a sweep's folder, or of all sweeps below a folder.
+    """Return the status of a sweep's folder, or of all below.
 
-    Raises:
-        ResultsError: if there is no sweep.
-        SpecError: if a newer fsdp-bench wrote a record.
+    Raises ResultsError without a sweep, SpecError for a newer record.
     """
     # not Path.glob, which stumbles over the scratch folders of running trials as they go
     names = (name for which in (PROGRESS, JOB) for name in glob(f"**/{which}", root_dir=folder, recursive=True))

@@ -1,7 +1,4 @@
-"""Session: runs the trials or searches of one sweep file. Watcher: is called for each trial.
-
-open_session() (start.py) makes a session. Nothing is written or run before Session.run().
-"""
+"""Session: runs a file's trials or searches once ``run`` is called. Watcher: is called for each trial."""
 
 from __future__ import annotations
 
@@ -81,13 +78,9 @@ class Watcher:
     """Callbacks of a running sweep. A subclass overrides the methods that it needs."""
 
     def begins(self, num_recorded: int, notes: Sequence[str]) -> None:
-        """Called before the first trial.
+        """Called before the first trial, once the session's folder exists and ``Session.num_done`` is valid.
 
-        From here on the session's folder exists, and ``Session.num_done`` is valid.
-
-        Args:
-            num_recorded: the number of trials that are recorded already.
-            notes: messages for the user, such as one for each record that was moved to set-aside/.
+        ``num_recorded`` trials are recorded already; ``notes`` are for the user, as of records that were set aside.
         """
 
     def trial(self, trial: Trial, record: TrialRecord | None) -> None:

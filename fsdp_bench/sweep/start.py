@@ -103,13 +103,9 @@ def open_session(
     rehearse: str | None = None,
     cluster: Cluster | None = None,
 ) -> TrialSession | SearchSession:
-    """Read a sweep file; return the session that runs it. Arguments are those of ``sweep``. Writes and runs nothing.
+    """Read a sweep file; return the session that runs it, on ``cluster`` if given. Arguments are those of ``sweep``.
 
-    With ``cluster`` the ranks of a trial are spread over its nodes.
-
-    Raises:
-        SweepFileError, SpecError: as ``sweep``.
-        MachineError: if all sizes of the file depend on a GPU that this machine lacks.
+    Raises SweepFileError, SpecError as ``sweep``; MachineError if all sizes depend on a GPU that this machine lacks.
     """
     if not isinstance(file, str | Path) or not isinstance(results, str | Path):
         wrong = results if isinstance(file, str | Path) else file

@@ -32,10 +32,7 @@ _NAMES = ("partition", "account", "qos")
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """A job to submit: ``fsdp-bench submit``'s options, by their names.
-
-    Raises SpecError for a value that is not allowed.
-    """
+    """A job to submit: the command's options by name. Raises SpecError for a value that is not allowed."""
 
     file: Path
     nodes: int
@@ -101,11 +98,9 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prepare(job: Submission) -> Prepared:
-    """Check a submission and its sweep file, and write the script beside the results.
+    """Check a submission and write its script.
 
-    Raises:
-        SpecError, SweepFileError: for a file or an option that is not allowed.
-        ResultsError: if the script cannot be written.
+    Raises SpecError or SweepFileError for what is not allowed, ResultsError if it cannot be written.
     """
     check_folder_name(job.machine_name, "--machine")
     for option, path in (("FILE", job.file), ("--results", job.results)):
@@ -147,10 +142,7 @@ def _num_trials(job: Submission) -> int | None:
 
 
 def submit(prepared: Prepared) -> str:
-    """Submit a script; return the job's ID.
-
-    Raises MachineError if Slurm is not here, or refuses, or a job of this sweep is not done.
-    """
+    """Submit a script; return the job's ID. Raises MachineError if Slurm refuses, or a job is not done."""
     earlier = submitted_job(prepared.folder)
     state = job_state(earlier) if earlier is not None else None
     if state is not None:

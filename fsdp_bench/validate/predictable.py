@@ -21,11 +21,9 @@ ON_A_CPU = "a model's code is recorded as CUDA's operators run it; trials on a C
 
 
 def predictable_model(trial: TrialRecord) -> Model:
-    """Return what predicts a trial. A model that is given by its code is recorded once, which takes half a minute.
+    """Return what predicts a trial; other code is recorded.
 
-    Raises:
-        SpecError: if the trial's code cannot be predicted, with the reason.
-        MachineError: if it cannot be recorded here.
+    Raises SpecError if it cannot be predicted, MachineError if it cannot be recorded here.
     """
     model = trial.model
     if not isinstance(model, ModelCode):

@@ -81,10 +81,7 @@ class TimeComparison(msgspec.Struct, frozen=True, kw_only=True):
         return abs(self.predicted_exposed_seconds - measured) <= allowed
 
     def exposed_error(self, measured: float | None) -> float | None:
-        """Return the relative error of predicted exposed seconds.
-
-        None if either is missing, and if the measured ones are not positive: they may be a difference of two steps.
-        """
+        """Return the relative error of exposed seconds; None without both, or if a difference is not positive."""
         if measured is None or measured <= 0 or self.predicted_exposed_seconds is None:
             return None
         return abs(self.predicted_exposed_seconds - measured) / measured
@@ -278,10 +275,7 @@ class MatrixRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def matrix_rates(records: Sequence[TrialRecord], profile: Profile) -> list[MatrixRate]:
-    """Return a rate for each compute dtype that is in trials and calibration, separately for emulated trials.
-
-    Raises SpecError if the calibration applies to none of the trials.
-    """
+    """Return a rate by compute dtype and emulation. Raises SpecError if the calibration fits no trial."""
     reasons = {record.id: calibration_mismatch(profile, record) for record in records}
     measured = [record for record in records if record.model_flops_per_second]
     trained = [record for record in measured if reasons[record.id] is None]

@@ -10,7 +10,7 @@ import pytest
 
 from fsdp_bench.plan import check as checking
 from fsdp_bench.plan.check import CheckResult, check
-from fsdp_bench.plan.compare.gate import Status
+from fsdp_bench.plan.compare.scripts import Status
 from fsdp_bench.plan.rehearsal import Rehearsal
 from fsdp_bench.plan.script.rehearsals import Answered
 from fsdp_bench.plan.script.variants import Variant

@@ -19,7 +19,6 @@ from fsdp_bench.plan.prediction import Prediction
 from fsdp_bench.replay.host_memory import host_memory, pinned_bytes
 from fsdp_bench.replay.live_memory import live_memory
 from fsdp_bench.simulate.events import Kind
-from fsdp_bench.simulate.operators.cublas_workspace import cublas_workspace
 from fsdp_bench.simulate.operators.kernel_workspaces import (
     chunk_cat_arguments,
     embedding_backward_workspace,
@@ -27,7 +26,7 @@ from fsdp_bench.simulate.operators.kernel_workspaces import (
     flash_forward_workspace,
     split_arguments,
 )
-from fsdp_bench.simulate.operators.kernels import CPU, CUDA, kernels_on
+from fsdp_bench.simulate.operators.kernels import CPU, CUDA, cublas_workspace, kernels_on
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware

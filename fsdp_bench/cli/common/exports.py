@@ -36,10 +36,7 @@ class Export:
         return {"exports": written, **({"error": _joined(refused)} if refused else {})}
 
     def print(self, answer: Prediction | SettingOffer | None, options: SetupOptions) -> None:
-        """Write the files, and print which and how to start them.
-
-        Raises SpecError for what was refused, behind all others.
-        """
+        """Write files; print which, and how to start them. Raises SpecError for what was refused, at the end."""
         from fsdp_bench.report.text.common import exports_text
 
         written, refused = self._write(answer, options)
@@ -53,13 +50,9 @@ class Export:
     def _write(
         self, answer: Prediction | SettingOffer | None, options: SetupOptions
     ) -> tuple[list[Mapping[str, Any]], list[SpecError]]:
-        """Write the files of an answer; none for no answer, or one that does not fit.
+        """Write the files of an answer that fits; return their JSON forms, and the error of each kind that has none.
 
-        Returns:
-            Their JSON form, and for each kind that cannot express the setting the error that says why.
-
-        Raises:
-            SpecError: for what cannot be exported at all, and files that are there and differ. Then nothing is written.
+        Raises SpecError, and writes nothing, for what cannot be exported at all, and files that are there and differ.
         """
         from fsdp_bench.plan.export.chosen import chosen_by_offer, chosen_by_prediction
         from fsdp_bench.plan.export.export import document, export_each, refuse_model

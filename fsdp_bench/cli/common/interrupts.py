@@ -1,7 +1,4 @@
-"""Handlers of interrupts: Ctrl-C, SIGTERM and a closed terminal end a command with one line and exit code 130.
-
-This module is imported before all others of a command, so it imports little itself.
-"""
+"""Interrupts end a command with one line and exit code 130. It is imported first, so it imports little."""
 
 from __future__ import annotations
 
@@ -80,10 +77,7 @@ def _exit(_number: int, _frame: FrameType | None) -> None:
 
 @contextmanager
 def raised_once() -> Iterator[None]:
-    """Raise KeyboardInterrupt at an interrupt, and raise it again if Python swallowed it.
-
-    Python swallows exceptions in finalizers (``__del__``) and in callbacks, and then calls ``sys.unraisablehook``.
-    """
+    """Raise KeyboardInterrupt, again if Python swallowed it in ``__del__`` or a callback (sys.unraisablehook)."""
     global _raised_at
     previous, hook = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGALRM)}, sys.unraisablehook
     _raised_at = None

@@ -60,10 +60,7 @@ class Values(click.ParamType[Any]):
         self.option = option
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read the words of a list. A value given twice counts once.
-
-        Raises SpecError for a word that is not allowed.
-        """
+        """Read the words of a list, each counted once. Raises SpecError for a word that is not allowed."""
         if not isinstance(value, str):
             return value
         if ctx is not None:

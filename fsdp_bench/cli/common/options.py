@@ -81,10 +81,7 @@ _FIRST = [one.word for one in sorted(_USUAL, key=lambda one: one.kind is Precisi
 
 
 def each_of(options: SetupOptions, names: Collection[str] | None = None) -> Iterator[SetupOptions]:
-    """Yield the options once for every combination of the values of those in ``names``, by default of all.
-
-    The others keep their several values. Raises SpecError for more than MOST_SETUPS combinations.
-    """
+    """Yield options for each combination of values, by default of all names. Raises SpecError above MOST_SETUPS."""
     chosen = {name: values for name, values in options.several.items() if names is None or name in names}
     count = math.prod(map(len, options.several.values()))
     if count > MOST_SETUPS:
@@ -226,10 +223,7 @@ def setup_options(
 
 
 def _given(name: str, values: dict[str, Any]) -> Any:
-    """Take an option's value, or the tuple of its several values; of ``--this/--no-that`` the one that was given.
-
-    Raises SpecError if both were given.
-    """
+    """Take an option's value or values, of ``--this/--no-that`` the one given. Raises SpecError for both."""
     value, is_off = values.pop(name), values.pop(_off(name), False)
     if value is not None and is_off:
         raise SpecError(f"--{name.replace('_', '-')}: is given on and off; keep one, or write on,off for both")

@@ -103,11 +103,7 @@ def table_options(known: Sequence[str]) -> Decorator:
 
 
 def check_file(path: Path, option: str, endings: tuple[str, ...] = ()) -> None:
-    """Refuse a file that cannot be written, before anything runs.
-
-    Raises:
-        SpecError: if its name has none of the endings, if its folder does not exist, or if it is a folder.
-    """
+    """Refuse a file before anything runs. Raises SpecError for another ending, no folder, or a folder."""
     if endings and not path.name.lower().endswith(endings):
         raise SpecError(f"{option}: {str(path)!r} is not allowed; a file that ends in {' or '.join(endings)}")
     if not path.parent.is_dir():
@@ -117,20 +113,14 @@ def check_file(path: Path, option: str, endings: tuple[str, ...] = ()) -> None:
 
 
 def write_text(path: Path, text: str, option: str, what: str) -> None:
-    """Write a file, whole or not at all, and print its name on standard error; compressed if it ends in .gz.
-
-    Raises SpecError if the file cannot be written.
-    """
+    """Write a file whole, compressed for .gz, and name it on standard error. Raises SpecError if it cannot."""
     data = text.encode()
     with _written(option, path, what):
         write_atomically(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows, which have the same columns, as a table into a file.
-
-    Raises SpecError if the file cannot be written.
-    """
+    """Write rows of the same columns into a file. Raises SpecError if it cannot be written."""
     from fsdp_bench.report.table import csv_text
 
     write_text(path, csv_text(list(rows[0]), rows), "csv", "table")
@@ -172,10 +162,7 @@ def progress_bar(console: Console) -> Progress:
 
 
 def read_all_but_broken(folder: Path) -> list[TrialRecord]:
-    """Read the records below a folder; leave out each broken record and print one line about it on standard error.
-
-    Raises ResultsError, SpecError as ``read_records``.
-    """
+    """Read records; print a line about a broken one. Raises ResultsError, SpecError as ``read_records``."""
     from fsdp_bench.sweep.results.load import read_records
 
     notes: list[str] = []
@@ -211,10 +198,7 @@ PICTURES, TRACES = (".png", ".svg"), (".json", ".json.gz")
 
 
 def save_chart(slide: Slide, path: Path) -> None:
-    """Draw a chart into a file, and print the file's name on standard error.
-
-    Raises SpecError if the file cannot be written.
-    """
+    """Draw a chart into a file, and name it on standard error. Raises SpecError if it cannot be written."""
     from fsdp_bench.report.charts.slide import draw
 
     with _written("chart", path, "picture"):

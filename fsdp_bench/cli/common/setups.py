@@ -66,7 +66,6 @@ class Reading(NamedTuple):
     """One combination of the options, and what it means."""
 
     options: SetupOptions
-    """The options, each with one value."""
     setup: TrainSetup
     hardware: Hardware | None
 
@@ -108,13 +107,9 @@ def read_models(readings: Sequence[Reading]) -> list[Model]:
 
 
 def with_models(options: SetupOptions) -> list[tuple[Reading, Model]]:
-    """Read every combination of the options and its model.
+    """Read every combination of the options and its model; one whose model cannot be had is left out, and printed.
 
-    Where the model of some was not recorded and cannot be here, they are left out, which is printed on standard error.
-
-    Raises:
-        SpecError: if an option is not allowed.
-        MachineError: if no model can be had.
+    Raises SpecError if an option is not allowed, MachineError if no model can be had.
     """
     found, left_out = [], defaultdict(list)
     for reading, model in _models(readings := read_setups(options)):
@@ -196,10 +191,7 @@ def read_choices(options: SetupOptions) -> tuple[dict[str, Any], dict[str, tuple
 
 
 def _with_defaults(options: SetupOptions, catalog: Catalog) -> SetupOptions:
-    """Return the options with the default precision and sequence length of all commands filled in.
-
-    The default sequence length is DEFAULT_SEQUENCE_LENGTH, or all positions of a named model that has fewer.
-    """
+    """Fill in the default precision, and sequence length: DEFAULT_SEQUENCE_LENGTH, or a model's fewer positions."""
     if not options.is_given("precision"):
         options = options.with_values({"precision": DEFAULT_PRECISION})
     if options.is_given("seq"):
@@ -316,10 +308,7 @@ def config_meant(options: SetupOptions) -> dict[str, Any] | None:
 
 
 def read_lora(options: SetupOptions) -> LoRA | None:
-    """Read ``--lora`` or ``--qlora``; None if neither is given.
-
-    Raises SpecError if it is not allowed, or goes with another model than one of Hugging Face's code.
-    """
+    """Read ``--lora`` or ``--qlora``. Raises SpecError if it is not allowed or the code is not Hugging Face's."""
     found = read_adapters(options.lora, options.qlora, options.value("precision") or DEFAULT_PRECISION)
     if found is not None:
         _refuse_other_code(options, f"{'lora' if options.qlora is None else 'qlora'}: adapters go into")
@@ -334,10 +323,7 @@ def _refuse_other_code(options: SetupOptions, what_goes_with: str) -> None:
 
 
 def read_attention(options: SetupOptions) -> str | None:
-    """Read ``--attention``, transformers' attn_implementation; None for its default, sdpa.
-
-    Raises SpecError for one that is not predicted, and if it goes with another model than one of Hugging Face's code.
-    """
+    """Read ``--attention``, None for sdpa. Raises SpecError if it is not predicted, or not of Hugging Face's code."""
     if options.attention is None:
         return None
     _refuse_other_code(options, "attention: goes with")
@@ -352,10 +338,7 @@ def config_of(options: SetupOptions, catalog: Catalog) -> tuple[dict[str, Any], 
 
 
 def config_to_export(options: SetupOptions, model: Model) -> dict[str, Any]:
-    """Return the config.json of a model that was read from the options.
-
-    Raises SpecError for a recorded model, of which nothing says the config.json.
-    """
+    """Return the config.json of a model. Raises SpecError for a recorded one, which does not tell it."""
     if options.recorded is not None:
         raise SpecError("export: a recorded model has no config.json; name the model with --hf-config or --model")
     if isinstance(model, ModelShape) and options.params is not None:

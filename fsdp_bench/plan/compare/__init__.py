@@ -5,7 +5,6 @@ Read in this order:
     side.py        one of the two: a document of predict or dry-run, a record of a trial, or an answer of estimate()
     comparison.py  compare(): the differences, B less A, and their JSON form
     reasons.py     why: mechanisms of FSDP that the setups differ in, each with the bytes and seconds that show it
-    scripts.py     two rehearsals of scripts: bytes by line, seconds by operator
+    scripts.py     two rehearsals of scripts: bytes by line, seconds by operator; a gate: is one worse than its baseline
     lines.py       which line of one is which line of the other
-    gate.py        whether a script is worse than its baseline
 """

@@ -211,10 +211,7 @@ MECHANISMS = (
 
 
 def reasons(found: Comparison) -> list[Reason]:
-    """Return why two sides differ, the mechanisms with the most bytes first.
-
-    Where the peaks are in different phases, only what lasts for the whole step is compared.
-    """
+    """Return why two sides differ, the most bytes first; of peaks in different phases only what lasts counts."""
     least = LEAST_SHARE * _peak(found)
     compared = [one for one in found.categories or () if not peak_moves(found) or one.name in LASTING]
     categories = {one.name: int(one.difference) for one in compared if abs(one.difference) >= least}

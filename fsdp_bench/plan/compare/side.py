@@ -52,14 +52,12 @@ class Side:
     reserved_source: str
     """The source of reserved memory; a dry run's is predicted."""
     phases: Mapping[str, int]
-    """Peak allocated by phase."""
     peak_phase: str | None
     peak_place: str | None
     """The operator at the peak, with its block. None if it is not known."""
     breakdown: Mapping[str, int] | None
     """Bytes at the peak by category. None if it is not known."""
     times: Mapping[str, float]
-    """Known seconds of TIMES."""
     tokens_per_second_per_gpu: float | None
     collectives: Mapping[str, Mapping[str, Any]]
     """The communication of a step, by kind and group: calls, bytes, seconds."""
@@ -83,11 +81,9 @@ Comparable = str | Path | Mapping[str, Any] | TrialRecord | Prediction | Side
 
 
 def read_side(value: Comparable, name: str) -> Side:
-    """Read what is to be compared: a file, a document, a record, or an answer.
+    """Read what is to be compared.
 
-    Raises:
-        SpecError: for anything else, and for what has no memory to compare.
-        ResultsError: for a broken record.
+    Raises SpecError for anything else or without memory, ResultsError for a broken record.
     """
     if isinstance(value, Side):
         return value
@@ -180,11 +176,7 @@ def _gpu_name(product: str) -> str | None:
 
 
 def read_setup(fields: Mapping[str, Any]) -> TrainSetup:
-    """Return the setup of a document or a record, which may name the shard size of a strategy that needs none.
-
-    Raises:
-        SpecError: for a field that is not allowed.
-    """
+    """Return the setup of a document or record; a shard size that its strategy ignores is dropped. Raises SpecError."""
     known = {name: fields[name] for name in TrainSetup.__struct_fields__ if fields.get(name) is not None}
     written = build(TrainSetup, {**known, "shard_size": None})
     return build(TrainSetup, known) if written.strategy.is_hybrid else written

@@ -41,9 +41,7 @@ class Chosen:
     prediction: Prediction
     tokens_per_second_per_gpu: float | None
     config: Mapping[str, Any]
-    """The model's config.json."""
     command: str
-    """The command that chose the setting."""
 
     @property
     def setup(self) -> TrainSetup:
@@ -72,10 +70,7 @@ class Chosen:
 
     @cached_property
     def modules(self) -> Modules:
-        """The modules of the model in transformers' code.
-
-        Raises SpecError for a model that is no causal language model with one list of blocks.
-        """
+        """The modules in transformers' code. Raises SpecError unless it is a causal model with one list of blocks."""
         code = self._recorded
         name = code.origin.architecture
         if len(code.num_blocks) != 1 or not name.endswith(("ForCausalLM", "LMHeadModel")):

@@ -21,7 +21,6 @@ _MAKERS = {
 }
 SLURM = "slurm"
 KINDS = (*_MAKERS, SLURM)
-"""The kinds of files."""
 
 
 def read_kinds(words: Sequence[str]) -> tuple[str, ...]:
@@ -75,10 +74,7 @@ def _refuse_for_all(chosen: Chosen) -> None:
 
 
 def _in_trained_code(chosen: Chosen, kind: str) -> tuple[Chosen, tuple[str, ...]]:
-    """Return a setting predicted for the code that a kind of file trains, and a note where that is not the answer's.
-
-    Raises SpecError if the setting does not fit in that code, naming the --code that answers for it.
-    """
+    """Return a setting predicted for the code that a file trains, with a note. Raises SpecError if it does not fit."""
     code = torchtitan.KIND if kind == torchtitan.KIND else "huggingface"
     if chosen.code == code:
         return chosen, ()

@@ -35,10 +35,7 @@ class File:
 
 
 def write(files: Sequence[File], folder: Path) -> list[Path]:
-    """Write files into a folder, which is made if it is not there; return their paths.
-
-    Raises SpecError if a file is there already and differs, or cannot be written. Then no file is written.
-    """
+    """Write files into a folder; return their paths. Raises SpecError, and writes none, if one is there and differs."""
     paths = [folder / file.name for file in files]
     for file, path in zip(files, paths, strict=True):
         if path.is_symlink() or path.exists():

@@ -1,7 +1,4 @@
-"""train_huggingface.py: TrainingArguments with fsdp_config, and a Trainer that they start.
-
-Read in transformers 5.23: training_args.py, _process_fsdp_args; trainer.py, create_accelerator_and_postprocess.
-"""
+"""train_huggingface.py: TrainingArguments and a Trainer. Read in transformers 5.23 (_process_fsdp_args, trainer.py)."""
 
 from typing import Any
 

@@ -18,10 +18,7 @@ DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.floa
 
 
 def changed(chosen: Chosen, kind: str, what: str, **fields: Any) -> tuple[Chosen, str]:
-    """Return a setting with other fields, predicted anew, and a note that says so. ``what``: why they are others.
-
-    Raises SpecError if it cannot run or does not fit.
-    """
+    """Predict a setting with other fields; note ``what`` they are for. Raises SpecError if it does not run or fit."""
     try:
         found = chosen.with_setup(replace(chosen.setup, **fields))
     except SpecError as error:
@@ -69,10 +66,7 @@ _FLAGS = {
 
 
 def optimizer_text(setup: TrainSetup, parameters: str = "model.parameters()") -> str:
-    """Return the expression that builds the optimizer of some parameters.
-
-    Raises SpecError for one that is not exported.
-    """
+    """Return the expression that builds the optimizer. Raises SpecError for one that is not exported."""
     kind, rate = setup.optimizer, f"lr={setup.learning_rate!r}"
     if setup.offload is Offload.OPTIMIZER:
         return f"CPUOffloadOptimizer({parameters}, torch.optim.AdamW, {rate}, {_FLAGS[kind]})"
@@ -137,9 +131,6 @@ def adapters(lora: LoRA) -> dict[str, Any]:
 
 
 def with_adapters(setup: TrainSetup) -> str:
-    """Return the statement that puts adapters into ``model``. They are trained in the setup's stored dtype.
-
-    PEFT makes adapters of a 16-bit model in fp32 unless autocast_adapter_dtype is false.
-    """
+    """Return the statement that puts adapters, in the stored dtype, into ``model``; PEFT's default is fp32."""
     in_fp32 = "" if setup.precision.store == "fp32" else ", autocast_adapter_dtype=False"
     return f"model = get_peft_model(model, LoraConfig(**ADAPTERS){in_fp32})"

@@ -17,10 +17,7 @@ _ENDS = "under fsdp2 accelerate makes units of the embedding and of the norm and
 
 
 def as_accelerate_shards(chosen: Chosen, kind: str) -> tuple[Chosen, tuple[str, ...]]:
-    """Return the setting that accelerate makes of a setting, predicted anew where it differs, and notes about that.
-
-    Raises SpecError for what accelerate does not have, and where what it makes does not fit.
-    """
+    """Return what accelerate makes of a setting, with notes. Raises SpecError if it cannot, or that does not fit."""
     setup = chosen.setup
     if (reason := _why_not(chosen)) is not None:
         raise SpecError(f"export {kind}: {reason}")
@@ -131,10 +128,7 @@ def fsdp_fields(chosen: Chosen) -> dict[str, Any]:
 
 
 def host_note(chosen: Chosen, kind: str) -> str:
-    """Return a note about host memory where every rank builds the whole model there.
-
-    Raises SpecError if a node has less.
-    """
+    """Note the host memory of ranks that each build the whole model. Raises SpecError if a node has less."""
     needed = chosen.question.model.num_parameters * chosen.setup.precision.store_bytes * chosen.gpus_per_node
     hardware = chosen.question.hardware
     there = hardware.server.host_memory_bytes if hardware else None

@@ -1,7 +1,4 @@
-"""The change that would help if nothing fits: more nodes, or why no number of nodes is enough.
-
-``fewest_gpus`` says on how few anything fits that a plan tries: what ``max-size --of gpus`` and ``plan`` both name.
-"""
+"""What helps if nothing fits: more nodes, or why none are enough. ``fewest_gpus``: for ``max-size --of gpus``, too."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -41,10 +38,7 @@ def number_of_nodes(count: int) -> str:
 
 
 def beyond(goal: Goal, kinds: Sequence[ServerType], most: int) -> tuple[tuple[SettingOffer, ...], str]:
-    """Return the offers on the fewest nodes, more than ``most``, on which something fits; and what to change, as text.
-
-    Nothing fits on up to ``most`` nodes of these kinds of servers.
-    """
+    """Return the offers on the fewest nodes above ``most``, up to which nothing fits, and what to change."""
     goal = (
         goal
         if "offload" in goal.fixed

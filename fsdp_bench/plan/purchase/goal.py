@@ -1,7 +1,4 @@
-"""Goal: what is asked for, and what is left open; and the settings that a plan tries.
-
-These are all combinations of what changes memory or speed, unless the user states them.
-"""
+"""Goal: what is asked for and what is left open; and all combinations of settings that a plan tries."""
 
 import re
 from collections.abc import Iterator
@@ -101,11 +98,7 @@ def read_terms(
     tariff: Tariff | str | None = None,
     headroom: str | int | None = None,
 ) -> Terms:
-    """Read the terms as a user writes them.
-
-    Raises:
-        SpecError: for values that are not allowed, and a price beside a tariff.
-    """
+    """Read the terms as a user writes them. Raises SpecError for bad values, and for a price beside a tariff."""
     if price is not None and tariff is not None:
         raise SpecError("price: is stated for all servers; --tariff chooses among the catalogue's prices; keep one")
     return Terms(

@@ -1,7 +1,4 @@
-"""Offer: one answer to a goal: so many servers, with speed, days, price and energy. SettingOffer: one of a model.
-
-OfferDocument is its JSON form.
-"""
+"""Offer: servers with speed, days, price and energy. SettingOffer: one of a model. OfferDocument: the JSON form."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
@@ -108,7 +105,6 @@ class Offer(ABC):
     """``predicted`` or ``rehearsed``."""
     goal: Terms
     price: Price | None
-    """The catalogue's price of the server."""
 
     @property
     @abstractmethod

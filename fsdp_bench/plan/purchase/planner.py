@@ -106,16 +106,9 @@ def plan(
     nodes: Sequence[int] = NODES,
     progress: Callable[[str], None] = lambda what: None,
 ) -> ModelPlan:
-    """Find the best servers, their number and their setting.
+    """Find the best servers, their number and their setting; ``progress`` is called with each kind that is begun.
 
-    Args:
-        goal: what is asked for.
-        kinds: the servers to choose from.
-        nodes: the numbers of nodes to choose from.
-        progress: called with each kind of server that is begun.
-
-    Raises:
-        SpecError: for a model that is not trained on tokens, and a global batch that no number of nodes makes.
+    Raises SpecError for a model that is not trained on tokens, and a global batch that no number of nodes makes.
     """
     if not goal.model.has_tokens:
         raise SpecError(f"model: {goal.model.name} is not trained on tokens; fsdp-bench predict says how fast it is")
@@ -226,10 +219,7 @@ class _Choice:
         return safer, other_code
 
     def _wanted(self, picked: Picked[SettingOffer]) -> list[tuple[Searched, int]]:
-        """Return the kinds of servers and numbers of nodes to search next, so that all that is picked was searched.
-
-        One node fewer than those of the cheapest offers, too: less communication may make them cheaper still.
-        """
+        """Return what to search next until all that is picked was searched: also one node fewer than the cheapest."""
         kinds = dict.fromkeys(self._kind_of(offer) for offer in picked.all())
         if wanted := [(kind, count) for kind in kinds for count in kind.wanted()]:
             return wanted

@@ -46,15 +46,7 @@ class Searched:
         times: float = 1.0,
         among: Sequence[Setting] | None = None,
     ) -> None:
-        """Look for numbers of nodes on which something may fit.
-
-        Args:
-            simulated: what was simulated for the goal.
-            kind: the kind of server.
-            nodes: the numbers of nodes to choose from.
-            times: a setting fits if it does even with a peak so many times as high.
-            among: the settings to choose from; by default all.
-        """
+        """Look for numbers of nodes on which one of ``among``, by default of all, may fit at ``times`` its peak."""
         self.goal, self.kind, self.simulated = simulated.goal, kind, simulated
         self._times, self._among, self._asked = times, among, nodes
         self.fastest = Fastest(simulated, kind.server, kind.gpu, kind.gpus_per_node, times)
@@ -67,10 +59,7 @@ class Searched:
         self._offers: list[SettingOffer] = []
 
     def _that_fit(self, nodes: Sequence[int]) -> list[int]:
-        """Return the numbers of nodes on which something may fit. A setting that fits some nodes fits more.
-
-        But for one GPU, which has no FSDP's or DDP's buffers.
-        """
+        """Return the numbers of nodes on which something may fit: all above one that does, but for a lone GPU."""
         possible = [count for count in nodes if self.fastest.example(count) is not None]
         self.makes_batch = bool(possible)
         """Whether some number of nodes makes the global batch."""

@@ -98,14 +98,8 @@ def rehearsed_times(
 ) -> dict[int, RehearsedTime]:
     """Return how long a step of several ranks of one command takes, which wait for each other.
 
-    Each rank's answer has the step time of all and what the rank itself does in it. Ranks of which no whole step after
-    the first was noted are left out.
-
-    Args:
-        reports: of rehearsals that were asked to note what a step issues.
-        hardware: servers, or a GPU, whose links are then unknown.
-        tokens_per_step: what a rank trains on in a step, where its embeddings do not tell.
-        scaling: what a run or a host changes of the datasheet's rates.
+    Ranks whose reports note no whole step after the first are left out. ``tokens_per_step`` is what a rank trains on,
+    where its embeddings do not tell; ``scaling`` changes the datasheet's rates. Of a GPU alone links are unknown.
     """
     ranks = {one.rank: _RankStep.of(one, hardware, scaling) for one in reports if one.issued is not None}
     times = run_together({rank: one.log for rank, one in ranks.items()})

@@ -93,7 +93,6 @@ class Replayable:
     meetings: list[list[Meeting]] = field(default_factory=list)
     """The ranks that take part in each collective, by the event's number."""
     num_streams: int = 0
-    """Streams that the script used."""
 
 
 def events_of(step: IssuedStep, groups: ProcessGroups) -> Replayable:

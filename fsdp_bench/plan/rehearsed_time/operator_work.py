@@ -90,10 +90,7 @@ def _is_bound_by_memory(operator: Operator) -> bool:
 
 
 def work_of_host(operator: HostOperator, tensors: Tensors) -> Work | None:
-    """Return the work of an operator in host memory, which takes as long as an optimizer's there.
-
-    None for one that is not bound by memory.
-    """
+    """Return the work of an operator in host memory, timed like an optimizer's; None if not bound by memory."""
     if operator.name in _COMPUTED or not _is_bound_by_memory(operator):
         return None
     there = [msgspec.structs.replace(one, device="cuda" if one.device == "cpu" else "") for one in tensors]

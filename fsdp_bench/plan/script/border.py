@@ -64,10 +64,7 @@ class Border:
         return all(index in self.tried for index in self.between)
 
     def wanted(self, limit_bytes: int) -> list[int]:
-        """Return the values to ask next, one or two; none if the search has ended.
-
-        ``limit_bytes``: the most reserved bytes with which a value fits.
-        """
+        """Return the values to ask next, or none at the end; ``limit_bytes`` is the most that may be reserved."""
         if not self.tried:
             return self._start
         num_refused = sum(one.fits is None for one in self.tried.values())

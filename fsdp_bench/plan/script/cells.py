@@ -1,7 +1,4 @@
-"""Cells of a plan for a script: each is one choice of values on so many nodes of one kind, and what is known of it.
-
-ScriptAnswers rehearses cells, and tells servers with the same GPUs from one rehearsal.
-"""
+"""Cells of a plan for a script: values on nodes of one kind. ScriptAnswers rehearses them, once for equal GPUs."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -140,10 +137,7 @@ class ScriptAnswers:
         return self._variant(Cell(kind.server.name, count, 0)).refused
 
     def ask(self, cells: Sequence[Cell], own: bool) -> None:
-        """Rehearse cells.
-
-        ``own``: each by itself. Else one is enough of those on as many of the same GPUs, where that tells the others.
-        """
+        """Rehearse cells: each by itself (``own``), else one for all with as many of the same GPUs if that suffices."""
         while missing := [one for one in cells if (known := self.found.get(one)) is None or (own and not known.is_own)]:
             first = {self._alike(one): one for one in reversed(missing)}
             some = list(first.values())[::-1][:AT_ONCE]

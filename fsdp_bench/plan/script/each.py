@@ -47,10 +47,7 @@ def rehearse(
 
 
 def answer_each(variants: Sequence[Variant], progress: Callable[[Answered], None] = lambda one: None) -> list[Answered]:
-    """Rehearse every variant; return the answers in their order.
-
-    An interrupt raises KeyboardInterrupt; the same question then goes on where this one ended.
-    """
+    """Rehearse every variant; return answers in order. After KeyboardInterrupt the same question resumes."""
     with Rehearsals(KeptReports(["each", [one.command for one in variants]])) as rehearsals:
         return rehearsals.answer(variants, progress)
 

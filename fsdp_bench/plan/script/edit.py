@@ -42,11 +42,7 @@ class Edit(NamedTuple):
 
 
 def read_edit(text: str) -> Edit:
-    """Read ``config.yaml:train.batch={batch}``.
-
-    Raises:
-        SpecError: if there is no file, no key or no value.
-    """
+    """Read ``config.yaml:train.batch={batch}``. Raises SpecError without a file, a key or a value."""
     place, equals, value = text.partition("=")
     file, colon, key = place.rpartition(":")
     if not equals or not colon or not file or not key.strip("+."):
@@ -55,12 +51,9 @@ def read_edit(text: str) -> Edit:
 
 
 def edited(edits: Sequence[Edit], folder: Path) -> dict[str, str]:
-    """Return the text of each file with the values of edits, by its absolute path.
+    """Return each file's text with edited values, by absolute path; relative ones start in ``folder``.
 
-    ``folder`` is where relative paths start. Values are read as YAML reads them: 2 is a number, true is a truth value.
-
-    Raises:
-        SpecError: for a file that cannot be read, is neither YAML, TOML nor JSON, or has no such key.
+    Values are read as YAML reads them. Raises SpecError for a file that is no YAML, TOML or JSON, or lacks the key.
     """
     documents: dict[Path, Any] = {}
     for edit in edits:

@@ -135,10 +135,8 @@ class LargestSearch:
     def run(self, progress: Callable[[Answered], None] = lambda one: None) -> None:
         """Rehearse what the answers need; call ``progress`` with each rehearsal.
 
-        Raises:
-            SpecError: if nothing can be rehearsed.
-            MachineError: if the command's Python has no CUDA build of torch, or there is no C compiler.
-            KeyboardInterrupt: at an interrupt; the same search then goes on where this one ended.
+        Raises SpecError if nothing can be rehearsed, MachineError without a CUDA build of torch or a C compiler. After
+        a KeyboardInterrupt the same search goes on where this one ended.
         """
         *of_lines, quantity = self.quantities
         names = {one.name for one in self.quantities}
@@ -198,11 +196,7 @@ def read_search(
     each: Mapping[str, Sequence[object]] | Sequence[str] = (),
     **options: Any,
 ) -> LargestSearch:
-    """Check what is asked for. The arguments are those of ``largest_value``.
-
-    Raises:
-        SpecError: for values that are not allowed.
-    """
+    """Check what is asked for, as ``largest_value`` takes it. Raises SpecError for values that are not allowed."""
     quantities = [read_quantity(text) for text in ([of] if isinstance(of, str) else of)]
     names = [one.name for one in quantities]
     if len(set(names)) < len(names) or len(names) not in (1, 2):

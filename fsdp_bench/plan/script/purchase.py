@@ -1,7 +1,4 @@
-"""plan_command(): which servers, how many, how long and at what price, for the user's own script, by rehearsals.
-
-On each kind of GPU few numbers of nodes are rehearsed. Whatever is shown was rehearsed by itself, on as many GPUs.
-"""
+"""plan_command(): servers, days and price for the user's script; rehearsed on few numbers of nodes."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -40,11 +40,7 @@ class ScriptQuantity:
 
 
 def read_quantity(text: str) -> ScriptQuantity:
-    """Read ``batch``, ``batch=1..512`` or ``seq=512..65536:512``; ``tp=8..1`` if memory falls as the value grows.
-
-    Raises:
-        SpecError: for a name without a usual range, and for a range of fewer than two values.
-    """
+    """Read ``batch``, ``seq=512..65536:512``, or ``tp=8..1`` if memory falls. Raises SpecError for no usable range."""
     name, equals, given = text.partition("=")
     name = name.strip()
     match = re.fullmatch(r"\s*(\d+)\s*\.\.\s*(\d+)\s*(?::\s*(\d+))?\s*", given)
@@ -65,11 +61,7 @@ def read_quantity(text: str) -> ScriptQuantity:
 
 
 def check_use(quantities: Sequence[ScriptQuantity], texts: Sequence[str]) -> None:
-    """Refuse a quantity that is no placeholder of any text of a command, and no option.
-
-    Raises:
-        SpecError: naming it.
-    """
+    """Refuse a quantity that is no placeholder of a command, and no option. Raises SpecError, naming it."""
     used = {match[1] for text in texts for match in PLACEHOLDER.finditer(text) if match[1]}
     for one in quantities:
         if one.name not in used and one.name not in COUNTS:

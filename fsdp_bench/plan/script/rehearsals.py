@@ -119,10 +119,7 @@ class _Running:
 
 
 class Rehearsals:
-    """Rehearses what one question asks for. Used in ``with``, which ends what still runs.
-
-    Without an error the question is answered, and its kept reports go.
-    """
+    """Rehearses what one question asks for; ``with`` ends what still runs, and drops kept reports after success."""
 
     def __init__(self, kept: KeptReports, at_once: int | None = None) -> None:
         """``at_once``: the most that run at a time; by default as many as there are processors."""
@@ -150,12 +147,10 @@ class Rehearsals:
     def answer(
         self, variants: Sequence[Variant], progress: Callable[[Answered], None] = lambda one: None
     ) -> list[Answered]:
-        """Return the answer of each variant, in their order. ``progress`` is called with each once it is there.
+        """Return the answer of each variant, in their order; ``progress`` is called with each.
 
-        Raises:
-            SpecError: if each would write the same --snapshot.
-            MachineError: if the command's Python has no CUDA build of torch, or the stand-in cannot be compiled.
-            KeyboardInterrupt: at an interrupt. What was found until then is kept.
+        Raises SpecError if several would write one --snapshot, MachineError without a CUDA build of torch or a
+        stand-in. At a KeyboardInterrupt what was found is kept.
         """
         if any(one.asked is not None and one.asked.options.snapshot is not None for one in variants):
             raise SpecError("snapshot: it is one file, of one rehearsal; rehearse the command by itself")

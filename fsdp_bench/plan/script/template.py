@@ -28,11 +28,7 @@ class Placeholder(NamedTuple):
 
 
 def read_placeholder(text: str) -> Placeholder:
-    """Read ``batch=1,2,4``. Values with commas stand between quotes: ``betas='"0.9,0.95",0.9'``.
-
-    Raises:
-        SpecError: if there is no name, or no value.
-    """
+    """Read ``batch=1,2,4`` or ``betas='"0.9,0.95",0.9'``. Raises SpecError without a name or values."""
     name, equals, values = text.partition("=")
     words = next(csv.reader([values], skipinitialspace=True), []) if equals else []
     if not re.fullmatch(r"[A-Za-z_]\w*", name.strip()) or not words:
@@ -84,10 +80,7 @@ class Template:
             )
 
     def filled(self, values: Mapping[str, str]) -> list[str]:
-        """Return the words with values in the place of placeholders.
-
-        A word that is nothing but a placeholder with texts becomes the words of its text, which may be none.
-        """
+        """Return the words with values filled in; a placeholder alone in a word may become several words, or none."""
         found = []
         for word in self.words:
             match = PLACEHOLDER.fullmatch(word)

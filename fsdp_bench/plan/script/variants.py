@@ -62,13 +62,7 @@ class ScriptCommand:
         return " ".join([*settings, *words, *_with(template.words[0] for template in self.edits)])
 
     def variant(self, values: Mapping[str, str], shown_values: Mapping[str, str] | None = None) -> Variant:
-        """Return the variant with a value for every placeholder, and for those of LISTS that are given.
-
-        ``shown_values``: what names it; by default all values.
-
-        Raises:
-            SpecError: for a command that nothing of can be rehearsed, such as a shell script.
-        """
+        """Return the variant of these values, named by ``shown_values``. Raises SpecError if it cannot be rehearsed."""
         words = self.command.filled(values)
         environment = {name: template.filled(values)[0] for name, template in self.environment.items()}
         lists: dict[str, Any] = {
@@ -100,11 +94,7 @@ class Combinations:
     """The values of each placeholder and of each option of LISTS that is given."""
 
     def variants(self) -> list[Variant]:
-        """Return every combination, the last name's values next to each other. One that cannot run says why.
-
-        Raises:
-            SpecError: if none can be rehearsed.
-        """
+        """Return every combination, each with its reason if it cannot run. Raises SpecError if none can."""
         found = [self.variant(dict(zip(self.values, chosen, strict=True))) for chosen in product(*self.values.values())]
         if all(one.refused is not None for one in found):
             raise SpecError(found[0].refused)
@@ -127,17 +117,10 @@ def read_combinations(
     edit: Sequence[str] = (),
     **options: Any,
 ) -> Combinations:
-    """Read a command with placeholders, and the options of ``rehearse``, of which those of LISTS may have many values.
+    """Read a command with placeholders, and options of ``command_to_rehearse``, of which those of LISTS may be many.
 
-    Args:
-        words: the command, as text or as words.
-        each: the values of each placeholder: by its name, or as texts like ``batch=1,2,4``.
-        env: variables for the command, ``NAME=VALUE``.
-        edit: values in copies of configuration files, ``FILE:KEY=VALUE``.
-        options: the other arguments of ``command_to_rehearse``.
-
-    Raises:
-        SpecError: for a placeholder without values or without use, and for values that are not allowed.
+    ``each`` has values by placeholder, or texts like ``batch=1,2,4``; ``env`` is ``NAME=VALUE``, ``edit``
+    ``FILE:KEY=VALUE``. Raises SpecError for placeholders without values or use, and values that are not allowed.
     """
     given = tuple(shlex.split(words) if isinstance(words, str) else words)
     placeholders = _placeholders(each)

@@ -112,10 +112,7 @@ class CheckedCandidate:
 
     @cached_property
     def fullness(self) -> float:
-        """Live bytes or host memory as a fraction of its limit, whichever fraction is larger.
-
-        Takes milliseconds. A candidate may fit only if this is at most 1.
-        """
+        """Live bytes or host memory as a fraction of its limit, the larger one; what fits has at most 1."""
         if self.question.host_memory_fraction > 1:
             return self.question.host_memory_fraction
         _, live = worst_rank(self.simulated.for_memory)
@@ -123,10 +120,7 @@ class CheckedCandidate:
 
     @cached_property
     def replay(self) -> Replay | None:
-        """The replay of the caching allocator on this GPU, which goes on no further than the answer.
-
-        None where host memory is too small.
-        """
+        """The allocator's replay on this GPU, no further than the answer; None where host memory is too small."""
         if self.question.host_memory_fraction > 1:
             return None
         return start_replay(self.simulated, self.limit_bytes, self.check.expandable_segments)

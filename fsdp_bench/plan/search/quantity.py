@@ -91,11 +91,7 @@ def _models_by_size(family: Family, vocab_size: int | None, positions: int) -> d
 
 
 def layer_counts(model: Model, setup: TrainSetup, hardware: Hardware | None) -> Quantity:
-    """Return one model with 1 to DEEPEST layers.
-
-    Raises:
-        SpecError: for a recorded model whose blocks are unlike each other.
-    """
+    """Return one model with 1 to DEEPEST layers. Raises SpecError if a recorded model's blocks are unlike."""
     if len(model.allowed_layers(DEEPEST)) < 2:
         raise SpecError(f"num_hidden_layers: the blocks of {model.name} differ, and other depths were not recorded")
     return Quantity(

@@ -103,9 +103,7 @@ class LargestModel(SearchResult):
 def find_largest(quantity: Quantity, check: FitCheck) -> SearchResult:
     """Find the largest candidate that fits.
 
-    Raises:
-        SpecError: if the GPU's memory is not known, for setups that cannot run there, and for models that cannot be
-            predicted.
+    Raises SpecError for unknown memory, and what cannot run or be predicted.
     """
     return SearchResult(quantity, check, *_find(quantity, check))
 
@@ -117,13 +115,10 @@ def find_all(
     with_time: bool = False,
     with_next: bool = False,
 ) -> list[SearchResult]:
-    """Find the largest candidate of each quantity, on all processors: forked processes have what this one has imported.
+    """Find the largest candidate of each quantity, by forks on all processors; ``progress`` gets the number of answers.
 
-    ``progress`` is called with the number of answers so far. ``with_time``: predict the speed of what fits, too.
-    ``with_next``: predict the reserved memory of the next candidate, too.
-
-    Raises:
-        SpecError: as ``find_largest``.
+    ``with_time``: predict the speed of what fits; ``with_next``: the next candidate's reserved memory, too. Raises as
+    ``find_largest``.
     """
     found: list[SearchResult] = []
     gc.freeze()  # what is there already need not be looked through after every simulation

@@ -76,10 +76,7 @@ class Launch:
 
 
 def rank_environment(rank: int, world_size: int, gpus_per_node: int) -> dict[str, str]:
-    """Return the variables that torchrun sets for one rank, and NODE_RANK, which Lightning reads.
-
-    The names are those of ``LocalElasticAgent._start_workers`` (torch/distributed/elastic/agent/server).
-    """
+    """Return the variables of torchrun's ``LocalElasticAgent._start_workers`` for a rank, and Lightning's NODE_RANK."""
     one = LaunchedRank(rank, world_size, gpus_per_node)
     numbers = {
         "RANK": rank,
@@ -103,10 +100,7 @@ def rank_environment(rank: int, world_size: int, gpus_per_node: int) -> dict[str
 
 
 def _understand_torch(words: Sequence[str], one: LaunchedRank, is_torchrun: bool) -> Launch:
-    """Return what torchrun would start, or torch.distributed.launch (torch/distributed/launch.py).
-
-    From the latter the script gets its local rank as an argument.
-    """
+    """Return what torchrun starts, or torch.distributed.launch, which also gives the local rank as an argument."""
     from torch.distributed.run import get_args_parser
 
     name, parser = "torchrun" if is_torchrun else "python -m torch.distributed.launch", get_args_parser()

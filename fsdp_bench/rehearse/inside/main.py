@@ -272,9 +272,7 @@ def _message(error: BaseException) -> str:
 def _understood(plan: dict[str, Any]) -> tuple[Any, int, int, int]:
     """Return what the launcher would start, the rank, the world size and the GPUs of a node.
 
-    A plan without a world size has the one that the launcher's arguments say, or one GPU.
-
-    Raises ValueError: the launcher's arguments cannot be rehearsed, or there is no such rank. One line.
+    The world is by default as its arguments say, or one GPU. Raises ValueError, one line, for what cannot be rehearsed.
     """
     from .launch import understand
 

@@ -288,9 +288,6 @@ class Slide:
 
 
 def check_number(option: str, num_setups: int, most: int) -> None:
-    """Refuse more setups than one picture shows legibly.
-
-    Raises SpecError, naming the option that asked for the picture.
-    """
+    """Refuse more setups than one picture shows legibly. Raises SpecError, naming the option."""
     if num_setups > most:
         raise SpecError(f"{option}: {num_setups} setups are too many for one picture; at most {most}")

@@ -51,7 +51,6 @@ class MaxSizeBar:
     """The largest value that fits with one setting."""
 
     group: str
-    """The strategy."""
     labels: tuple[str, ...]
     """One label for each of the chart's levels, outermost first."""
     value: int | None
@@ -94,14 +93,10 @@ def size_bars(
     number: Callable[[int], str] = format_count,
     unit: str = "",
 ) -> tuple[Bars, ...]:
-    """Return a chart of bars for each row, on one scale.
+    """Return a chart of bars for each row, by title and with the same groups and labels, on one scale.
 
-    Args:
-        rows: the bars by the title of their row; all rows have the same groups and labels in the same order.
-        axes: scales (divisor, label), largest first; the first not above the highest bar is used.
-        levels: the fields that the labels show: ``server``, ``checkpointing``.
-        number: the function that formats a value.
-        unit: what follows a value.
+    ``axes`` are scales (divisor, label), largest first: the first not above the highest bar is used. ``levels`` are the
+    fields that labels show, ``number`` formats a value, and ``unit`` follows it.
     """
     every = [bar for bars in rows.values() for bar in bars]
     highest = max((max(bar.value or 0, bar.predicted or 0, bar.with_retries or 0) for bar in every), default=0)
@@ -134,10 +129,7 @@ def _bar(bar: MaxSizeBar, styles: dict[tuple[str, tuple[str, ...]], Style], numb
 
 
 def _styles(bars: Sequence[MaxSizeBar]) -> dict[tuple[str, tuple[str, ...]], Style]:
-    """Return the style by source and labels.
-
-    With several levels, the last level selects the hatch and the others select the colour.
-    """
+    """Return styles by source and labels: the last of several levels selects the hatch, the others the colour."""
     made = {}
     for source, palette in STYLES.items():
         own = list(dict.fromkeys(bar.labels for bar in bars if bar.source == source))

@@ -178,9 +178,9 @@ class _Panel(NamedTuple):
 
 
 def timeline_slide(predictions: Sequence[Prediction], refused: Sequence[Question]) -> Slide:
-    """Return one setup's step, or several of one model on the same hardware side by side.
+    """Return one setup's step, or several side by side, and refused ones below.
 
-    Combinations that cannot run are listed below the chart. Raises SpecError for more than one picture shows legibly.
+    Raises SpecError for more than one picture shows legibly.
     """
     check_number("chart", len(predictions), MOST)
     differing = varying([prediction.values for prediction in predictions])

@@ -42,11 +42,7 @@ SHADES = {"load": "shade", "forward": "white", "backward": "blue-shade", "optimi
 
 
 def rehearsal_slide(found: Rehearsal) -> Slide:
-    """Return the chart of one rank.
-
-    Raises:
-        SpecError: if PyTorch's memory history of the script is not known.
-    """
+    """Return the chart of one rank. Raises SpecError if the script's memory history is not known."""
     report = found.report
     if not report.curve:
         raise SpecError("chart: there is no memory history; the script never used the GPU, or records its own history")
@@ -126,10 +122,7 @@ FITS, BEYOND, UNFIT, SPEED = Style("blue"), Style("light-grey"), Style("brick"),
 
 
 def each_slide(answers: Sequence[Answered]) -> Slide:
-    """Return the picture of several combinations: the memory of each, and its speed below.
-
-    Raises SpecError for more combinations than one picture shows legibly, or if none was rehearsed.
-    """
+    """Return memory and speed of combinations. Raises SpecError for too many, or if none was rehearsed."""
     check_number("chart", len(answers), MOST)
     ordered = in_order(answers)
     worst = _rehearsed(ordered)
@@ -205,10 +198,7 @@ def _speed_bars(answers: Sequence[Answered]) -> Bars:
 
 
 def largest_slide(found: Sequence[LargestValue]) -> Slide:
-    """Return the picture of a search: memory over the value, or a bar for each combination.
-
-    Raises SpecError for more combinations than one picture shows legibly, or if none was rehearsed.
-    """
+    """Return memory over a value, or bars of combinations. Raises SpecError for too many, or if none was rehearsed."""
     check_number("chart", len(found), MOST)
     answers = [one for each in found for one in each.tried.values()]
     worst, name = _rehearsed(answers), title_of(found[0].quantity)

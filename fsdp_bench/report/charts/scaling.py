@@ -55,10 +55,7 @@ def node_counts(most: int) -> tuple[int, ...]:
 
 
 def scaling_curves(questions: Sequence[Question]) -> list[ScalingCurve]:
-    """Predict every setup on 1, 2, 4, ... nodes, up to the number that the first question names.
-
-    Raises SpecError if no server is named.
-    """
+    """Predict setups on 1, 2, 4, ... nodes, up to the first question's. Raises SpecError without a server."""
     first = questions[0].hardware
     if first is None or not first.has_server:
         raise SpecError("scaling: no server is named; --server NAME, and --nodes N for how far")
@@ -102,10 +99,7 @@ STYLES = tuple(
 
 
 def scaling_slide(questions: Sequence[Question]) -> Slide:
-    """Return the chart of setups of one model on one kind of server.
-
-    Raises SpecError for more setups than there are styles, if no server is named, or if no time is known.
-    """
+    """Return the chart of setups on servers. Raises SpecError for too many, without a server, or without times."""
     check_number("scaling", len(questions), len(STYLES))
     found = scaling_curves(questions)
     if not any(value is not None for curve in found for value in curve.tokens):

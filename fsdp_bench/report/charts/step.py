@@ -31,10 +31,7 @@ STYLES = {
     "copy": Style("yellow", "--"),
     "host": Style("light-orange", "++"),
 }
-"""Styles by the phase of an operator or the kind of a collective.
-
-Operators of any phase on a stream of collectives have the style ``cast``.
-"""
+"""Styles by phase or kind of collective; operators on a stream of collectives are ``cast``."""
 EXPOSED = Style("failure")
 _ROLE_NAMES = {
     "all_gather": "all-gather",
@@ -65,10 +62,7 @@ PART_STYLES = {  # greys for operators; the others as among the streams
 
 
 def stream_lanes(view: DrawnView, heading: str, remarks: tuple[str, ...] = (), end: float | None = None) -> Lanes:
-    """Return what each stream does in an interval of a step, and when communication is exposed.
-
-    The axis ends at ``end`` seconds, by default where the interval does.
-    """
+    """Return what streams do in an interval, up to ``end`` seconds, and exposed communication."""
     streams = dict.fromkeys([*_STREAM_NAMES, *(row.stream for row in view.rows)])
     lanes = [Lane("exposed", (Spans(EXPOSED, _milliseconds(view.exposed)),))]
     for stream in streams:
@@ -111,9 +105,9 @@ def both_views(streams: DrawnStreams, num_drawn: int, num_micro_batches: int) ->
 
 
 def step_slide(questions: Sequence[Question]) -> Slide:
-    """Return one setup's whole step and three of its blocks, or several setups' steps on one scale.
+    """Return one setup's step and three blocks, or several on one scale.
 
-    Raises SpecError for more setups than one picture shows legibly, or if no step's time is known.
+    Raises SpecError for more than one picture shows legibly, or without a time.
     """
     check_number("step-chart", len(questions), MOST)
     found, first, differing = step_speeds(questions), questions[0], varying([one.values for one in questions])

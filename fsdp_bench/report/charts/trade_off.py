@@ -87,10 +87,7 @@ def right_end(points: Sequence[TradeOffPoint], usable: Sequence[int]) -> float:
 
 
 def trade_off_slide(predictions: Sequence[Prediction]) -> Slide:
-    """Return the trade-off of setups of one model on the same hardware.
-
-    Raises SpecError for more setups than one picture shows legibly, or if fewer than two setups have a known time.
-    """
+    """Return the trade-off of setups. Raises SpecError for too many, or if fewer than two times are known."""
     check_number("trade-off", len(predictions), MOST)
     answers = [one.document(with_time=False, with_communication=False) for one in predictions]
     first = predictions[0]

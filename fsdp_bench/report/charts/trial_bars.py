@@ -93,10 +93,7 @@ def throughput_bar(record: TrialRecord) -> Bar:
 
 
 def communication_bar(record: TrialRecord) -> Bar:
-    """Return the bar of a trial's communication seconds per step; exposed and overlapped add up to the total.
-
-    Total and exposed are each the maximum over ranks; overlapped is their difference.
-    """
+    """Return a trial's communication seconds: total and exposed are maxima of ranks; overlapped is the rest."""
     if record.outcome is not Outcome.OK:
         return _missing(ended(record))
     total, exposed = record.communication_seconds, record.exposed_communication_seconds
@@ -131,7 +128,6 @@ class Chart:
     """One kind of chart: the quantity of a trial that it shows, its title and its axis."""
 
     name: str
-    """The file's name without its suffix."""
     title: str
     bar: Callable[[TrialRecord], Bar]
     axis: str
@@ -181,14 +177,9 @@ CHARTS = (
 
 
 def draw_all(records: list[TrialRecord], folder: Path, machine: str) -> list[Path]:
-    """Draw every chart of one sweep's records as PNG into a folder; replace the charts from an earlier call.
+    """Draw every chart of a sweep's records as PNG, in place of earlier ones; return the files, none without bars.
 
-    Returns:
-        The files written: ``peak-memory.png`` and so on. There are several of a kind, such as ``peak-memory-fp32.png``,
-        if the trials are too many for one chart or not comparable. Empty if no trial has a bar.
-
-    Raises:
-        OSError: when the folder cannot be written.
+    Of too many or incomparable trials there are several: ``peak-memory-fp32.png``. Raises OSError.
     """
     for chart in CHARTS:
         for outdated in folder.glob(f"{chart.name}*.png"):

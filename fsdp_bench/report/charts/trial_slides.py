@@ -43,7 +43,6 @@ class Group:
     """The bars of one strategy."""
 
     header: str
-    """The strategy, and the effective one if that differs."""
     trials: tuple[tuple[tuple[str, ...], TrialRecord], ...]
     """The trials in order, each with one label per level, outermost first."""
     collapsed: bool = False
@@ -92,11 +91,7 @@ def group_by_chart(records: Iterable[TrialRecord], machine: str) -> list[ChartTr
 
 
 def split(records: list[TrialRecord]) -> list[tuple[tuple[str, ...], list[TrialRecord]]]:
-    """Split records that are too many for one chart by a varying field, recursively.
-
-    Returns:
-        The parts, each with the labels that distinguish it from the others. Every record is in exactly one part.
-    """
+    """Split records too many for one chart by varying fields, recursively; each part has labels that tell it apart."""
     field = None if len(records) <= MAX_BARS else _split_field(records)
     if field is None:
         chunks = [records[start : start + MAX_BARS] for start in range(0, len(records), MAX_BARS)]

@@ -1,7 +1,4 @@
-"""The parts of a page: sections, and in them facts, tables and the charts of report/charts/description.py.
-
-Texts are plain; templates escape them.
-"""
+"""The parts of a page: sections with facts, tables and charts. Texts are plain; templates escape them."""
 
 from __future__ import annotations
 
@@ -33,7 +30,6 @@ class Table:
 
     caption: str
     columns: tuple[Column, ...]
-    """The columns; cells of the first one name the rows."""
     shared: tuple[tuple[str, str], ...] = ()
     """Columns that have the same text in all rows, and that text."""
     marked: Collection[int] = ()

@@ -105,10 +105,7 @@ def _in_gib(size: float) -> str:
 
 
 def chart(plan: PlanDocument) -> Plot | None:
-    """Return price against time, as predicted, and each range from its fast to its slow end.
-
-    None without two known prices.
-    """
+    """Return price against time and its range from fast to slow; None without two known prices."""
     offers = [offer for _, offer in text.named_offers(plan)]
     priced = [(number, one) for number, one in enumerate(offers, start=1) if one.cost and one.seconds]
     if len(priced) < 2:

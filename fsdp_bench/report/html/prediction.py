@@ -149,7 +149,6 @@ _ANSWER = (
     *("fits", "peak_allocated_bytes", "needed_bytes", "headroom_bytes", "step_seconds", "exposed_fraction"),
     *("tokens_per_second_per_gpu", "mfu", "impossible"),
 )
-"""Columns of the answer."""
 
 
 def _setups(predictions: Sequence[AnswerDocument], differing: Sequence[str], best: AnswerDocument | None) -> Table:

@@ -59,11 +59,9 @@ class SweepFolder:
 
 
 def sweep_page(folder: Path, profile: Profile | None) -> Page:
-    """Return the page of the results in a folder.
+    """Return the page of results.
 
-    Raises:
-        ResultsError: if there are none, or all are broken.
-        SpecError: if a newer fsdp-bench wrote one.
+    Raises ResultsError if there are none or all are broken, SpecError for a newer record.
     """
     found, notes = _read(folder)
     source = " and ".join(dict.fromkeys(record.source for one in found for record in one.records))

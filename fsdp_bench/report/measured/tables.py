@@ -149,7 +149,6 @@ class Finding(NamedTuple):
     value: Callable[[TrialRecord], Any]
     form: Callable[[Any], str] = str
     drop_priority: int = 0
-    """Column.drop_priority."""
     mark: Callable[[TrialRecord], str] = lambda record: ""
 
     def text(self, record: TrialRecord) -> str:

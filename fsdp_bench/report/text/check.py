@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from fsdp_bench.plan.check import CheckResult, CheckRow
-from fsdp_bench.plan.compare.gate import Status
 from fsdp_bench.plan.compare.lines import line_name
+from fsdp_bench.plan.compare.scripts import Status
 from fsdp_bench.plan.setup_text import spaced, value_text
 from fsdp_bench.report.text.common import UNKNOWN
 from fsdp_bench.report.text.compare import signed_size, signed_time

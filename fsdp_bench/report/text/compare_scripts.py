@@ -3,9 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from fsdp_bench.plan.compare.difference import Difference
-from fsdp_bench.plan.compare.gate import Gate, Status
 from fsdp_bench.plan.compare.lines import LineDifference
-from fsdp_bench.plan.compare.scripts import ScriptComparison
+from fsdp_bench.plan.compare.scripts import Gate, ScriptComparison, Status
 from fsdp_bench.plan.estimate import Verdict
 from fsdp_bench.plan.rehearsal_document import RehearsalDocument
 from fsdp_bench.plan.setup_text import spaced, value_text

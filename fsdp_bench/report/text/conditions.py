@@ -1,7 +1,4 @@
-"""The conditions of answers: model, setup, hardware, what is modelled, memory kept free, as names and values.
-
-The terminal and pages have a line for each, pictures have them below the chart.
-"""
+"""The conditions of answers as names and values, a line each on terminal and pages, below the chart of pictures."""
 
 from collections.abc import Collection, Iterable, Sequence
 

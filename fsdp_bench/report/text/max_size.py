@@ -37,7 +37,6 @@ class QuantityText(msgspec.Struct, frozen=True):
     axes: tuple[tuple[float, str], ...]
     """Axis scales of the chart: divisor and label, largest first."""
     unit: str
-    """The unit of a value."""
     smallest: str
     """The smallest value as a phrase, with placeholders ``{model}`` and ``{value}``."""
 

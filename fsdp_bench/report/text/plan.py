@@ -1,7 +1,4 @@
-"""A plan as text: the winner and why, then what it rests on, then the offers beside it, one line each.
-
-The terminal and the page print durations, prices, speed and code the same.
-"""
+"""A plan as text: the winner and why, what it rests on, other offers. Pages print durations and prices alike."""
 
 import shlex
 from collections.abc import Callable, Iterable, Sequence

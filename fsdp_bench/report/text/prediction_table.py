@@ -1,7 +1,4 @@
-"""Several predictions as one table: the conclusion, then one row per setup, the fastest that fits first.
-
-The fastest is the one that trains the most tokens a second per GPU: steps may be of different tokens.
-"""
+"""Predictions as one table: a conclusion, then the fastest that fits first, by tokens a second per GPU."""
 
 from collections.abc import Callable, Collection, Sequence
 from math import inf
@@ -51,10 +48,7 @@ _SETUP_WIDTH = 40
 def arranged(
     predictions: Sequence[Prediction], refused: Sequence[Question], options: TableOptions
 ) -> list[tuple[Question, Row]]:
-    """Return the rows of a table, each with its question: the fastest that fits first, or as the user sorts them.
-
-    Setups that cannot run are the last rows.
-    """
+    """Return rows with their questions, as sorted or the fastest first; setups that cannot run are last."""
     ordered = sorted(predictions, key=_order)
     documents = [(one.question, one.document(with_communication=False)) for one in ordered]
     documents += [(question, question.document()) for question in refused]
@@ -124,10 +118,7 @@ def setup_columns(setups: Sequence[Values], fields: Collection[str], without: st
 
 
 def label_columns(questions: Sequence[Question], differing: Sequence[str], others: int) -> list[Column]:
-    """Return the columns that say which setup a row is of, or one column of all where they would be too wide.
-
-    ``others`` are the characters that the table's other columns need.
-    """
+    """Return the columns that name setups, or one if they are too wide beside ``others`` characters."""
     setups = [question.values for question in questions]
     columns = setup_columns(setups, differing)
     if fits_width(columns, others):

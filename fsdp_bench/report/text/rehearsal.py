@@ -254,10 +254,7 @@ PHASES = ("load", "forward", "backward", "optimizer")
 
 
 def step_columns(found: Rehearsal) -> dict[str, Column]:
-    """Return the columns of a table of steps: allocated bytes in each of PHASES, and reserved bytes; no cells of none.
-
-    The last step is there if it was completed, or if the script did not come to an end.
-    """
+    """Return columns of steps: PHASES and reserved; the last one only if it completed or the script failed."""
     report, steps = found.report, list[tuple[str, list[PhasePeaks]]]()
     is_cut = report.outcome not in (RehearsalOutcome.STOPPED, RehearsalOutcome.ENDED)
     for step, spans in groupby(report.spans, key=lambda span: span.step):

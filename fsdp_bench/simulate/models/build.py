@@ -20,10 +20,7 @@ from fsdp_bench.spec.setup import Checkpointing, Loss, Reentrant, TrainSetup
 
 
 def build(op: Operators, model: Model, setup: TrainSetup, num_blocks: int) -> SimulatedModel:
-    """Return a model with so many of its blocks.
-
-    Raises SpecError for a recorded model, whose code was not recorded for this sequence length.
-    """
+    """Return a model with some of its blocks. Raises SpecError for a length that was not recorded."""
     if isinstance(model, RecordedModel):
         simulated = model if num_blocks == model.num_blocks else model.with_blocks(num_blocks)
         program = _program(

@@ -1,7 +1,4 @@
-"""The models of train/models/transformer.py in terms of operators/: the same modules, the same local variables.
-
-A module's forward holds what its twin in train/ holds, and for as long: who reads one can read the other.
-"""
+"""Models of train/models/transformer.py as operators: each forward holds what its twin holds, for as long."""
 
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum

@@ -7,6 +7,5 @@ Read in this order:
     unfused_attention.py      the same of single operators, where no fused kernel takes the tensors
     clipping.py               clip_grad_norm_, and the gradient scaler of fp16
     kernels.py                which implementation of an operator runs, and on dtypes of how many bytes
-    cublas_workspace.py       the size of cuBLAS's workspace, by GPU
     kernel_workspaces.py      what CUDA's kernels allocate beside their results: sums, batched copies, attention
 """

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
-from fsdp_bench.simulate.operators.cublas_workspace import cublas_workspace
 from fsdp_bench.spec.hardware import FIRST_WITH_FLASH_ATTENTION, Gpu
 from fsdp_bench.spec.setup import Precision
 
@@ -36,6 +35,20 @@ class CrossEntropy(Enum):
 
     FP32_LOGITS = "torch.nn.functional.cross_entropy on logits that were cast to fp32"
     SAME_DTYPE = "torch.nn.functional.cross_entropy on the logits in the dtype in which they were computed"
+
+
+def cublas_workspace(gpu: str | None) -> int:
+    """Return cuBLAS's workspace of one thread and stream (aten/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize).
+
+    32 MiB on Hopper, else 8.125 MiB; 32 MiB with ROCm, 128 MiB on gfx94x and gfx95x (MI300, MI355).
+    """
+    if gpu is not None and gpu.startswith(("H100", "H20", "H800", "GH200")):
+        return 4096 * 8 * 1024
+    if gpu is not None and gpu.startswith(("MI300", "MI355")):
+        return 1024 * 128 * 1024
+    if gpu is not None and gpu.startswith("MI"):
+        return 1024 * 32 * 1024
+    return 4096 * 1024 * 2 + 16 * 1024 * 8
 
 
 @dataclass(frozen=True)

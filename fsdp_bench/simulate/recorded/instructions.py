@@ -31,9 +31,7 @@ class RunningModel(Protocol):
 
     op: Operators
     by_name: dict[str, Any]
-    """The modules."""
     by_parameter: dict[str, Weight]
-    """The parameters, by their full names."""
 
     def mark_block(self, module: Any) -> None:
         """Mark where a block's part of forward begins."""
@@ -163,10 +161,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class AddMask(msgspec.Struct, frozen=True):
-    """Unfused attention adds its mask: in place, but where selective checkpointing's mode watches.
-
-    areAnyTensorSubclassLike in _scaled_dot_product_attention_math (aten/src/ATen/native/transformers/attention.cpp).
-    """
+    """Unfused attention's mask is added in place, unless selective checkpointing watches (areAnyTensorSubclassLike)."""
 
     product: int
     """The storage that the mask is added to."""

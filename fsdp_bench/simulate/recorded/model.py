@@ -88,13 +88,10 @@ class RecordedTransformer(SimulatedModel):
         return _calls(self.program.top)
 
     def forward_to_loss(self, inputs: dict[int | str, Storage]) -> tuple[Tensor, Frame]:
-        """Run forward and the recorded loss, which Hugging Face's models compute themselves and torchtitan's trainer.
+        """Run forward and the recorded loss; a program without one ends with the logits.
 
-        A program without a loss ends with the logits.
-
-        ``inputs`` are those that a wrapper made anew, by their reference.
-        Returns the loss or the logits, and the frame that holds the model's output; whoever drops that clears the
-        frame.
+        ``inputs`` are those that a wrapper made anew, by their reference. Returns the loss or the logits, and the frame
+        that holds the model's output; whoever drops that clears the frame.
         """
         frame, plan = Frame(), self.program.loss
         frame.storages.update(inputs)

@@ -188,10 +188,7 @@ class Ddp(Bare):
         ]
 
     def _rebuild_buckets(self) -> None:
-        """Reducer::rebuild_buckets, once: buckets in the order in which the first step's gradients came.
-
-        A bucket is full with the gradient that reaches the limit (compute_bucket_assignment_by_size).
-        """
+        """Reducer::rebuild_buckets: in the order of the first step; a bucket ends with the gradient that fills it."""
         self._has_reduced, self._was_rebuilt = False, True
         tape, sizes, limit = self.op.tape, [0], _FIRST_BUCKET_BYTES
         numels = self.numels_in_order or self.numels_of_all_blocks()

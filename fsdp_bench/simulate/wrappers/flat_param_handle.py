@@ -134,10 +134,7 @@ class FlatParamHandle:
 
     @cached_property
     def holds_no_trained_piece(self) -> bool:
-        """Whether this rank's shard of a unit with original parameters is padding and frozen parameters alone.
-
-        None of its parameters then has a gradient (_use_sharded_grad_views).
-        """
+        """Whether the shard has nothing to train, and so no gradient (_use_sharded_grad_views)."""
         if not self.wrapper.setup.use_orig_params:
             return False
         rank, trained = self.wrapper.rank, ((i, w) for i, w in enumerate(self.weights) if w.is_trained)
@@ -583,10 +580,7 @@ class FlatParamHandle:
         del shard, padded, unsharded
 
     def finalize(self) -> None:
-        """_catch_all_reshard, _finalize_params: the gradient for the optimizer.
-
-        Only units of frozen parameters are not resharded until here.
-        """
+        """_catch_all_reshard, _finalize_params: the optimizer's gradient; only frozen units are resharded here."""
         if not self.is_trained and self.is_shown_unsharded:
             self._reshard_in_backward()
         self.hooked_leaves.clear()

@@ -1,7 +1,4 @@
-"""FullyShardedDataParallel, as torch 2.13 issues it: torch/distributed/fsdp/_runtime_utils.py.
-
-It has a FlatParamHandle for each unit, and says in which order they gather, prefetch and reduce. Names are torch's.
-"""
+"""FullyShardedDataParallel of torch 2.13 (_runtime_utils.py): how FlatParamHandles gather, prefetch and reduce."""
 
 from collections.abc import Callable
 

@@ -132,12 +132,9 @@ _FEWEST = 32
 
 
 def splits_of_sum(rows: int, columns: int, num_multiprocessors: int, threads_per_multiprocessor: int) -> int:
-    """Return in how many parts Inductor sums each of some columns, which it then adds up in a second kernel.
+    """Return in how many parts Inductor sums each column of so many rows; a second kernel adds them up.
 
-    InductorChoices.reduction_split_factor, for sums that are not along the contiguous dimension
-    (torch/_inductor/choices.py, torch 2.13).
-
-    Each column has so many rows.
+    InductorChoices.reduction_split_factor for sums not along the contiguous dimension (choices.py, torch 2.13).
     """
     most, values_per_thread, warp = 512, 4, 32
     slots = num_multiprocessors * threads_per_multiprocessor
@@ -159,10 +156,7 @@ def _near_divisor(number: int, wanted: int, within: int) -> int:
 
 
 def sums_both_ways(rows: int, columns: int) -> bool:
-    """Return whether one kernel sums both along the rows and along the columns of a norm's gradient.
-
-    MixOrderReduction.can_fuse (torch/_inductor/scheduler.py, torch 2.13): large, and more rows than columns.
-    """
+    """Return whether one kernel sums a norm's gradient both ways (MixOrderReduction.can_fuse, torch 2.13)."""
     return rows * columns >= 5 * 2**20 and rows >= max(2 * columns, 4096) and columns <= 2**14
 
 

@@ -45,10 +45,7 @@ class ConfigClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def complete(config: Mapping[str, Any], kind: ConfigClass) -> dict[str, Any]:
-    """Return a config with the defaults of its class for what it leaves out, and what its code derives from others.
-
-    Raises SpecError for sizes that are no positive numbers, or do not divide, and for what is no list of layers.
-    """
+    """Return a config with its class's defaults and what code derives. Raises SpecError for impossible sizes."""
     own = kind.defaults.keys()
     given = {name if name in own else kind.other_names.get(name, name): value for name, value in config.items()}
     known = {*own, *ANYWHERE}
@@ -131,10 +128,7 @@ def period(kinds: Sequence[Any]) -> int:
 
 
 def symbols(full: Mapping[str, Any]) -> dict[str, int]:
-    """Return the values of the symbols for a complete config: its sizes, and what code computes from several.
-
-    Raises SpecError for a size that is no positive number.
-    """
+    """Return the values of a config's symbols: sizes, and what code derives. Raises SpecError for a bad size."""
     found = {name: _number(full, name) for name in SIZES if full.get(name) is not None}
     heads, kv_heads = _number(full, *HEADS), full["num_key_value_heads"]
     if type(kv_heads) is not int or kv_heads < 1:  # one number, unlike a size that images have twice
@@ -206,11 +200,7 @@ LOOPING_TYPES = ("qwen3_next",)
 
 
 def loops_over_sequence(full: Mapping[str, Any]) -> bool:
-    """Whether a model's code runs other operators for another sequence length.
-
-    transformers computes linear attention in a loop over parts of the sequence (torch_chunk_gated_delta_rule), where
-    the kernels of another package are missing.
-    """
+    """Whether operators depend on the length: linear attention without kernels (torch_chunk_gated_delta_rule)."""
     kinds = _listed(full, "layer_types") if full.get("layer_types") else ()
     return full.get("model_type") in LOOPING_TYPES or "linear_attention" in kinds
 
@@ -262,10 +252,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ``4096 tokens`` of code that loops over the sequence, which is recorded for one length."""
 
     def differences(self, config: Mapping[str, Any], sequence_length: int) -> list[str]:
-        """Return for what a recording does not hold for a config.json; empty if it does.
-
-        Raises SpecError for a config.json that no model can have.
-        """
+        """Return for what a recording does not hold, empty if it holds. Raises SpecError for an impossible config."""
         full = complete(config, self.config_class)
         theirs = settings(full)
         found = [

@@ -43,10 +43,7 @@ def symbols_of(text: str) -> set[str]:
 
 
 def evaluate(text: str, values: Mapping[str, int]) -> int:
-    """Return the value of a formula.
-
-    Raises SpecError for a symbol without a value, and if the value is not a whole number.
-    """
+    """Return the value of a formula. Raises SpecError for an unknown symbol, or if the value is no whole number."""
     total = Fraction(0)
     for coefficient, factors in parse(text):
         product = 1

@@ -85,10 +85,7 @@ class _Counting:
 
 
 class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """One model whose code was recorded. It answers what a ModelShape answers.
-
-    Raises SpecError for numbers of blocks that the recording does not hold for, and sizes without a value.
-    """
+    """A model of recorded code, with a ModelShape's answers. Raises SpecError for sizes that it does not hold for."""
 
     name: str
     code: RecordedCode
@@ -167,10 +164,7 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.code.read(next(iter(self.code.variants)))
 
     def iterations(self) -> list[int]:
-        """Return how often each loop of blocks runs.
-
-        Raises SpecError for numbers of blocks that the recording does not hold for.
-        """
+        """Return how often each loop of blocks runs. Raises SpecError for numbers of blocks it does not hold for."""
         found, counts = [], dict(self.counts)
         for loop in self.some_variant.loops:
             around = self.code.num_blocks[loop.path] - loop.iterations * loop.period
@@ -278,10 +272,7 @@ class RecordedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     # -- work ----------------------------------------------------------------------------------------------------
 
     def model_flops_per_token(self, sequence_length: int) -> float | None:
-        """Return the FLOPs of one training step for one token, without recomputation: three forward passes.
-
-        None for a model with frozen parameters, which need fewer.
-        """
+        """Return FLOPs per token of a step without recomputation, thrice forward's; None with frozen parameters."""
         if self.has_frozen_parameters:
             return None
         return 3 * forward_flops(self, sequence_length) / sequence_length

@@ -42,17 +42,13 @@ class _OwnLoss(NamedTuple):
     around: tuple[Call, ...]
     """The calls that the model's is inside of, the outermost first: those of what PEFT puts around it."""
     model: Call
-    """The whole model, of whose instructions the loss is the end."""
     begin: int
     """The first of its instructions that belongs to the loss."""
     logits: TensorRef
 
 
 def with_loss(code: RecordedCode, variant: Variant, kind: Loss) -> Variant:
-    """Return a step that ends with the logits, or, for a kind that includes the head, with that loss.
-
-    Raises SpecError if the recorded model computes more or less than the cross-entropy of the next token.
-    """
+    """Return a step that ends with logits, or another loss with the head. Raises SpecError for an unusual own loss."""
     if kind is Loss.PLAIN:
         return variant
     found = _find(code, variant)

@@ -1,7 +1,4 @@
-"""RecordedCode: a model's code, recorded once, as ``fsdp-bench record`` writes it.
-
-It holds for all sizes of its symbols, for more and fewer blocks, and under every wrapper.
-"""
+"""RecordedCode: a model's code, recorded once, for all sizes of its symbols, numbers of blocks, and wrappers."""
 
 from collections.abc import Collection, Iterable
 from functools import cached_property
@@ -92,9 +89,7 @@ class ModuleRecord(msgspec.Struct, array_like=True, frozen=True):
 
     name: str
     kind: str
-    """The name of its class."""
     parameters: tuple[str, ...]
-    """Names of its own parameters."""
 
 
 class Input(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -115,7 +110,6 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     names: tuple[str, ...]
     """Names of operators: ``aten::mm nt in bitsandbytes::gemm_4bit`` (``operator_name`` reads it)."""
     top: Call
-    """The whole forward pass."""
     nodes: dict[int, NodeRecord]
     """The nodes of the graph, without those of loops."""
     loops: tuple[LoopRecord, ...]
@@ -149,7 +143,6 @@ class RecordedCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=F
 
     origin: Origin
     block: str
-    """The class of its blocks."""
     num_blocks: dict[str, int]
     """Recorded blocks of each nn.ModuleList of blocks."""
     counts: dict[str, int]
@@ -207,10 +200,7 @@ class RecordedCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=F
         return {}
 
     def variant(self, kind: VariantKind, is_single: bool) -> str:
-        """Return the name of the variant to replay.
-
-        Raises SpecError for one that cannot run, with torch's reason, and for one that was not recorded.
-        """
+        """Return the variant to replay. Raises SpecError if it cannot run, with torch's reason, or was not recorded."""
         name = f"{kind.name}, one sequence" if is_single else kind.name
         if name in self.variants or name in self.same:
             return name

@@ -110,10 +110,7 @@ def offloaded(kinds: Iterable[VariantKind]) -> tuple[VariantKind, ...]:
 
 
 def kind_of(setup: TrainSetup, has_frozen: bool = False) -> VariantKind:
-    """Return the variant that a setup runs, of a model that has frozen parameters or none.
-
-    Checkpointed blocks offload their inputs alone (torch/utils/checkpoint.py, save_inputs): they run as ever.
-    """
+    """Return the variant of a setup; checkpointed blocks offload their inputs alone (checkpoint.py, save_inputs)."""
     is_offloaded = setup.activation_offload and setup.checkpointing is Checkpointing.NONE
     kind = _kind_of(setup)._replace(is_offloaded=is_offloaded)
     if has_frozen and setup.wrap is Wrap.BLOCK_AND_ADAPTERS:  # what is trained is not flattened with what is frozen

@@ -14,10 +14,7 @@ T = TypeVar("T")
 
 
 def own_python(module: str, *arguments: str) -> list[str]:
-    """Return the command for ``python -m module``, which finds no module in the current folder.
-
-    A file such as random.py lies there by chance, or was put there; -P keeps it off Python's path.
-    """
+    """Return ``python -m module``; -P keeps it from importing files of the current folder, such as random.py."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
 

@@ -14,7 +14,6 @@ class RehearsedGpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The GPU that the stand-in for NVIDIA's libraries passes for in a rehearsed sweep."""
 
     name: str
-    """The name in the catalogue."""
     product_name: str
     """As torch.cuda.get_device_name prints it."""
     usable_bytes: Count
@@ -85,7 +84,6 @@ class RehearsalOutcome(StrEnum):
     TIMED_OUT = "timed_out"
     """It was ended after the time that it was given (--timeout)."""
     INTERRUPTED = "interrupted"
-    """It was ended by Ctrl-C or a signal."""
 
 
 class SourceLine(msgspec.Struct, frozen=True):

@@ -23,11 +23,9 @@ T = TypeVar("T")
 
 
 def trials_of(file: SweepFile) -> SweepPlan[Trial]:
-    """Make each cell a trial. Without the file's GPU, only cells whose sizes do not depend on it become trials.
+    """Make each cell a trial; without the file's GPU, only those whose sizes do not depend on it.
 
-    Raises:
-        SweepFileError: one line: the file, the place in it, what is allowed.
-        MachineError: if all sizes depend on a GPU that this machine lacks.
+    Raises SweepFileError, naming the place in the file; MachineError if all sizes depend on a GPU that is not here.
     """
     with naming(file.path):
         excluded = excludes(file)
@@ -66,14 +64,10 @@ def _check_sizes(shape: TrainedModel, cell: Cell) -> None:
 
 
 def plan_of(file: SweepFile, what: str, resolve: Callable[[str, Cell], tuple[str, T, str | None]]) -> SweepPlan[T]:
-    """Resolve each cell whose sizes are known on this machine.
+    """Resolve each cell whose sizes are known on this machine to an ID, what it becomes, and why it is skipped.
 
-    ``resolve`` takes a cell's place and the cell. It returns an ID, what the cell becomes, and why it is skipped; of
-    several with the same ID the first counts.
-
-    Raises:
-        SpecError: naming the place; if all cells are skipped, with the first reason.
-        MachineError: if all sizes depend on a GPU that this machine lacks.
+    ``resolve`` takes a cell's place and the cell; of several with one ID the first counts. Raises SpecError, naming the
+    place, also if all are skipped; MachineError if all sizes depend on a GPU that this machine lacks.
     """
     places = [(place, cell, _needs_gpu(cell, file)) for place, cell in cells(file.document)]
     needs = Counter(need for _, _, need in places if need)

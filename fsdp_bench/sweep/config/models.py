@@ -124,11 +124,9 @@ def _ladder_shape(cell: dict[str, Any], family: Family, machine: Machine) -> Mod
 
 
 def read_model_codes(tables: dict[str, dict[str, Any]], folder: Path) -> dict[str, ModelCode]:
-    """Read the tables [models.NAME] that name a model's code. ``folder`` is the sweep file's.
+    """Read the tables [models.NAME] that name a model's code; ``folder`` is the sweep file's.
 
-    Raises:
-        SpecError: naming the table and the key; also if transformers is missing, or the code fails.
-        MachineError: if torch is missing.
+    Raises SpecError, naming table and key, also if transformers is missing or code fails; MachineError without torch.
     """
     specs = {name: _code_of(f"[models.{name}]", table, folder) for name, table in tables.items()}
     found: dict[str, ModelCode] = {}
@@ -163,10 +161,7 @@ def _code_of(place: str, table: dict[str, Any], folder: Path) -> CodeToBuild:
 
 
 def describe(specs: Sequence[CodeToBuild]) -> list[DescriptionAnswer]:
-    """Return what each model's code builds, or why it builds nothing. They are built without data, which takes seconds.
-
-    Raises MachineError if torch is missing, or the code ends the process.
-    """
+    """Return what each code builds without data, or why it cannot. Raises MachineError without torch."""
     if specs and torch_version() is None:
         raise MachineError(f"a model that is given by its code needs torch: {install_hint('train')}")
     found: dict[int, DescriptionAnswer] = {}

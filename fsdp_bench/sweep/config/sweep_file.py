@@ -157,10 +157,7 @@ class SweepFile:
 
 
 def require_gpu(file: SweepFile) -> SweepFile:
-    """Return the file, if this machine has the GPU that it asks for.
-
-    Raises MachineError if the file asks for a GPU and there is none.
-    """
+    """Return the file. Raises MachineError if it asks for a GPU that this machine lacks."""
     if file.lacks_gpu:
         raise MachineError(
             f"[run] device: 'cuda' was asked for and {NO_GPU}; 'auto' would use the CPU, `fsdp-bench doctor` says what"
@@ -176,18 +173,11 @@ def read_file(
     emulate_world: int | None = None,
     rehearse_gpu: str | None = None,
 ) -> SweepFile:
-    """Read a sweep file and resolve [run] for a machine. ``require_gpu`` refuses a file that cannot run there.
+    """Read a sweep file and resolve [run] for a machine; ``require_gpu`` refuses one that cannot run there.
 
-    Args:
-        path: the file.
-        machine: the machine that runs the trials.
-        gpu_memory_bytes: memory of each GPU (--gpu-memory). It overrides memory_limit of [run].
-        emulate_world: emulate every trial as rank 0 of this many ranks, instead of the file's world sizes.
-        rehearse_gpu: rehearse every trial on this GPU of the catalogue (--rehearse).
-
-    Raises:
-        SweepFileError: one line: the file, the place in it, what is allowed.
-        MachineError: if --gpu-memory is more than a GPU has.
+    ``gpu_memory_bytes`` (--gpu-memory) overrides memory_limit of [run]; ``emulate_world`` replaces the file's world
+    sizes; ``rehearse_gpu`` is of the catalogue. Raises SweepFileError, naming the place in the file; MachineError if
+    --gpu-memory is more than a GPU has.
     """
     if not path.exists():
         raise SweepFileError(f"{path}: no such file; sweep files end in .toml, the shipped ones are in sweeps/")

@@ -1,8 +1,4 @@
-"""The trials of a sweep, their labels and their IDs.
-
-A trial is done when the results folder has a record with its ID, ``trials/ID.json`` (results/store.py). A sweep runs
-the other trials (session.py).
-"""
+"""Trials of a sweep, their labels and IDs. One is done when ``trials/ID.json`` is there (results/store.py)."""
 
 from __future__ import annotations
 

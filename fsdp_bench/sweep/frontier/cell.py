@@ -39,7 +39,6 @@ class SearchedCell:
         self.search = search
         self.predicted = predicted
         self.records = records
-        """Records by the index of their candidate."""
 
     @property
     def next_index(self) -> int | None:

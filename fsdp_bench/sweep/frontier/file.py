@@ -64,11 +64,9 @@ class Search:
 
 
 def searches_of(file: SweepFile) -> SweepPlan[Search]:
-    """Make each cell a search. Without the file's GPU, only cells whose sizes do not depend on it become searches.
+    """Make each cell a search; without the file's GPU, only those whose sizes do not depend on it.
 
-    Raises:
-        SweepFileError: one line: the file, the place in it, what is allowed.
-        MachineError: if all sizes depend on a GPU that this machine lacks.
+    Raises SweepFileError, naming the place in the file; MachineError if all sizes depend on a GPU that is not here.
     """
     with naming(file.path):
         frontier = table(file.document, "frontier")

@@ -1,7 +1,4 @@
-"""The starter of a trial's ranks: what all launchers have in common.
-
-A launcher returns a Launched, which reports the ranks that have ended, and can end all of them.
-"""
+"""A starter of a trial's ranks; it returns a Launched, which reports ended ranks, and can end all."""
 
 import signal
 from collections.abc import Mapping, Sequence
@@ -92,12 +89,10 @@ class Cluster(Launcher):
         """All variables of the ranks on several nodes."""
 
     def begin(self, local: Launcher, mark: str, environment: Mapping[str, str]) -> None:
-        """Prepare for a sweep's trials.
+        """Prepare for a sweep's trials; ``local`` starts those that one node is enough for.
 
-        ``local`` starts trials that one node is enough for; ``mark`` is the sweep's (processes.py); ``environment`` is
-        what the ranks' environment has beside this process's.
-
-        Raises MachineError if a node is not there.
+        ``mark`` is the sweep's (processes.py), ``environment`` what ranks have beside this process's. Raises
+        MachineError if a node is not there.
         """
         self._local, self._environment = local, node_environment(mark, environment)
 

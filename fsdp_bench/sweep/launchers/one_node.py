@@ -22,10 +22,7 @@ SERVER_START_SECONDS = 120.0
 
 
 class ForkServer(Launcher):
-    """One server process for a whole sweep. It is started again if it has ended.
-
-    If forking is not safe, trials are started by torchrun instead.
-    """
+    """One server process for a whole sweep, started again if it ended; torchrun where forking is unsafe."""
 
     def __init__(self, log: Path, mark: str, environment: Mapping[str, str] = {}) -> None:
         """``environment`` is what the ranks' environment has beside this process's."""
@@ -37,11 +34,9 @@ class ForkServer(Launcher):
         self._buffer = b""
 
     def start(self, trial: Path, scratch: Path, world_size: int) -> Launched:
-        """Have the server fork a trial's ranks.
+        """Have the server fork ranks.
 
-        Raises:
-            LauncherError: if the server does not answer.
-            MachineError: if it does not start.
+        Raises LauncherError if it does not answer, MachineError if it does not start.
         """
         if self._unsafe is None and (self._process is None or self._process.poll() is not None):
             self._spawn()

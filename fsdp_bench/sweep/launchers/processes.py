@@ -1,7 +1,4 @@
-"""The processes of a sweep: starts them, finds and ends them by their mark, limits and reads their logs.
-
-The mark is an environment variable, which everything that a rank starts inherits.
-"""
+"""A sweep's processes: starts, finds and ends them by a mark, an inherited variable; limits and reads logs."""
 
 import contextlib
 import ctypes
@@ -59,10 +56,7 @@ def environment_of(process: Path) -> bytes:
 
 
 def end_marked(mark: str, keep: Collection[int] = ()) -> None:
-    """Kill every process with a mark except those to keep, also stopped ones; wait until they are gone.
-
-    This finds all processes that a rank started, also in other sessions or without a parent.
-    """
+    """Kill all processes with a mark but those to keep, whatever their session or parent; wait for their end."""
     deadline = time.monotonic() + _SECONDS_TO_END
     while (leftovers := [pid for pid in pids_with(mark) if pid not in keep]) and time.monotonic() < deadline:
         for pid in leftovers:
@@ -120,14 +114,8 @@ def start_process(
 ) -> subprocess.Popen[bytes]:
     """Start a Python module in a session of its own, so that Ctrl-C at the terminal reaches only its parent.
 
-    Args:
-        command: the module and its arguments; the process ID of this process is passed between them.
-        pipes: subprocess.PIPE for its input and output; subprocess.DEVNULL for no input, and output to the log.
-        log: the file for what it prints.
-        environment: all its variables.
-
-    Raises:
-        MachineError: if no process can be started.
+    This process's ID goes between the module and its arguments. ``pipes``: subprocess.PIPE, or DEVNULL for no input,
+    and output to ``log``. ``environment`` has all variables. Raises MachineError if it cannot be started.
     """
     module, *arguments = command
     try:

@@ -43,12 +43,7 @@ class SlurmNodes(Cluster):
         self._environment = srun_environment(self._environment)
 
     def spread(self, trial: Path, scratch: Path, num_nodes: int) -> SlurmTrial:
-        """Start a trial's ranks by srun.
-
-        Raises:
-            NodesLost: if processes cannot be started on a node.
-            MachineError: if Slurm does not answer.
-        """
+        """Start ranks by srun. Raises NodesLost if a node starts nothing, MachineError if Slurm does not answer."""
         if not self._is_checked:
             self.check()
         nodes = self.job.nodes[:num_nodes]
@@ -75,10 +70,7 @@ class SlurmNodes(Cluster):
         return SlurmTrial(process, self)
 
     def check(self) -> None:
-        """Check that processes can be started on every node.
-
-        Raises NodesLost, naming the nodes on which they cannot.
-        """
+        """Check that every node starts processes. Raises NodesLost, naming those that do not."""
         lost = self.job.lost()
         if lost:
             raise NodesLost(lost, self.job.why_lost)
@@ -191,10 +183,7 @@ class SlurmJob:
 
 
 def current_job() -> SlurmJob:
-    """Return the job that this process runs in.
-
-    Raises MachineError if there is none, or Slurm's commands do not answer.
-    """
+    """Return this process's job. Raises MachineError if there is none, or Slurm does not answer."""
     job_id, listed = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_JOB_NODELIST")
     if not job_id or not listed:
         raise MachineError(
@@ -258,11 +247,7 @@ def expand(listed: str) -> tuple[str, ...]:
 
 
 def ask(*command: str, attempts: int = 1) -> str:
-    """Run a command of Slurm's; return what it prints. With several ``attempts`` a controller may be away meanwhile.
-
-    Raises:
-        MachineError: in one line, if it is not installed, fails or does not answer.
-    """
+    """Run a Slurm command, several ``attempts`` if a controller restarts. Raises MachineError if it fails."""
     if attempts > 1:
         try:
             return ask(*command)
@@ -283,19 +268,9 @@ def ask(*command: str, attempts: int = 1) -> str:
 
 def srun(nodes: Sequence[str]) -> list[str]:
     """Return the beginning of a command that starts one process on each node, whatever else the job runs there."""
-    return [
-        *("srun", f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}"),
-        *(
-            "--export=ALL",
-            "--cpu-bind=none",
-            "--ntasks-per-node=1",
-            "--overlap",
-            "--kill-on-bad-exit=1",
-            "--mpi=none",
-            "--input=none",
-            "--quiet",
-        ),
-    ]
+    counts = (f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}")
+    alike = "--export=ALL --cpu-bind=none --ntasks-per-node=1 --overlap --kill-on-bad-exit=1 --mpi=none --input=none"
+    return ["srun", *counts, *alike.split(), "--quiet"]
 
 
 def srun_environment(variables: Mapping[str, str]) -> dict[str, str]:

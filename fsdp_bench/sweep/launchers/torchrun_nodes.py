@@ -141,10 +141,7 @@ class TorchrunNodes(Cluster):
     """The nodes as the first of them sees them; it starts trials on itself and on others."""
 
     def __init__(self, meeting: Meeting, num_nodes: int, ranks_per_node: int) -> None:
-        """Become the first node. ``num_nodes`` counts it.
-
-        Raises ResultsError if another process is the first node, or the results folder cannot be written.
-        """
+        """Become the first of ``num_nodes``. Raises ResultsError if there is one, or results cannot be written."""
         super().__init__(num_nodes, ranks_per_node)
         self._meeting, self._lock = meeting, FolderLock(meeting.folder)
         self._nodes = {"": node_name()}

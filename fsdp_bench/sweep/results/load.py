@@ -27,13 +27,9 @@ _BESIDE_TRIALS = ("machine.json", "frontier.json", PROGRESS, JOB)
 
 
 def read_records(folder: Path, notes: list[str] | None = None) -> list[TrialRecord]:
-    """Read every record in a folder and its subfolders, in the order of their trials.
+    """Read every record below a folder, in the order of trials; ``notes`` get a line for each broken one, left out.
 
-    A line is added to ``notes`` for each broken record, which is then skipped.
-
-    Raises:
-        ResultsError: if there is no record, or all are broken; without ``notes``, if one is broken.
-        SpecError: if a newer fsdp-bench wrote one.
+    Raises ResultsError for none, or all broken, or one without ``notes``; SpecError if a newer fsdp-bench wrote one.
     """
     records, broken = [], []
     for path in _record_paths(folder):
@@ -51,10 +47,7 @@ def read_records(folder: Path, notes: list[str] | None = None) -> list[TrialReco
 
 
 def sweep_folders(folder: Path) -> list[Path]:
-    """Return the folders MACHINE/SWEEP with records: ``folder`` itself, or its subfolders.
-
-    Raises ResultsError if there is none.
-    """
+    """Return folders MACHINE/SWEEP with records: ``folder`` or below it. Raises ResultsError without any."""
     return list(dict.fromkeys(path.parent.parent for path in _record_paths(folder)))
 
 
@@ -70,12 +63,7 @@ def _record_paths(folder: Path) -> list[Path]:
 
 
 def read_frontier_of(folder: Path) -> FrontierRecord | None:
-    """Read frontier.json in a sweep's folder. None if the sweep has no [frontier].
-
-    Raises:
-        ResultsError: if it is broken.
-        SpecError: if a newer fsdp-bench wrote it.
-    """
+    """Read a sweep's frontier.json, or None. Raises ResultsError if broken, SpecError if newer."""
     path = folder / "frontier.json"
     try:
         return read_frontier(path.read_bytes(), str(path))

@@ -61,12 +61,7 @@ class FolderLock:
         self._beating: threading.Thread | None = None
 
     def take(self) -> None:
-        """Become the folder's writer. The folder must exist.
-
-        Raises:
-            ResultsError: if another process writes to the folder.
-            OSError: if the folder cannot be written.
-        """
+        """Become the writer of a folder. Raises ResultsError if there is another, OSError if it cannot be written."""
         while not self._take_next():
             time.sleep(0.1)
         self._ends.clear()

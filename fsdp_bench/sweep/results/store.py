@@ -86,10 +86,7 @@ class Store:
             self.lock.give_back()
 
     def check_lock(self) -> None:
-        """Check that this process still has the locks that it took.
-
-        Raises ResultsError if one was removed or replaced, so that another sweep may write here.
-        """
+        """Check that the locks are still this process's. Raises ResultsError if another sweep may write."""
         if (path := self.lock.lost()) is not None:
             raise ResultsError(
                 f"{path}: was removed or replaced while this sweep ran: another sweep could be writing here;"
@@ -149,10 +146,7 @@ class Store:
                     found.replace(kept / trial_id / found.name)
 
     def write_record(self, record: TrialRecord) -> None:
-        """Write a trial's record. The trial must not have one yet.
-
-        Raises ResultsError if the folder cannot be written, or another sweep has written the record.
-        """
+        """Write a trial's first record. Raises ResultsError if it has one or the folder cannot be written."""
         self.check_lock()
         if self._path(record.id).exists():
             raise ResultsError(f"{self._path(record.id)}: another sweep has recorded this trial meanwhile; it is kept")

@@ -186,11 +186,7 @@ class TrialRun:
             raise
 
     def _supervise(self, launcher: Launcher, trial_file: Path) -> tuple[float, Launched]:
-        """Start the ranks and wait for their ends; end all at the time limit or after a failure.
-
-        Returns:
-            the seconds from start to end, and the ended trial.
-        """
+        """Start the ranks; end all at the time limit or after a failure. Return seconds, and the ended trial."""
         launched = launcher.start(trial_file, self._scratch, self._spec.num_processes)
         begin, limit = time.monotonic(), TimeLimit(self._spec.run.timeout_seconds)
         failed = False
@@ -213,10 +209,7 @@ class TrialRun:
         return time.monotonic() - begin, launched
 
     def _after_lost_nodes(self, lost: tuple[str, ...], verdict: TrialEnd) -> TrialEnd:
-        """Return the outcome of a trial that ended as ``verdict`` says, and lost these nodes.
-
-        Raises NodesLost if no rank had begun on them.
-        """
+        """Return the outcome of a trial that lost nodes. Raises NodesLost if no rank had begun on them."""
         self.lost_nodes = lost
         ranks = [rank for rank in self._ranks() if self._node(rank) in lost]
         if not lost or verdict.outcome.is_oom:

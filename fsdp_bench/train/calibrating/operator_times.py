@@ -64,7 +64,6 @@ class Stopwatch:
     ) -> None:
         self.device = device
         self.round_seconds = round_seconds
-        """The duration of a round."""
         self.rounds = rounds
         self._average, self._clock = average, clock
 

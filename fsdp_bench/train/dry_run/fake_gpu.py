@@ -56,10 +56,7 @@ class FakeEvent(_WithoutWork):
 
 
 class DeviceModule(_WithoutWork):
-    """The device module, as ``torch.cuda`` for CUDA: the functions that torch and FSDP call.
-
-    There is one device, without a random number generator.
-    """
+    """The device module, what ``torch.cuda`` is for CUDA: one device, without random numbers."""
 
     Stream, Event = FakeStream, FakeEvent
 

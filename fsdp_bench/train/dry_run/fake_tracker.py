@@ -1,7 +1,4 @@
-"""Tracks the storages of fake tensors: live bytes, peaks by phase, and their categories at a peak.
-
-Each storage gets a number when it is created, and keeps it, however often FSDP frees and restores the storage.
-"""
+"""Tracks storages of fake tensors, by numbers that they keep: live bytes, peaks by phase, categories at a peak."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator

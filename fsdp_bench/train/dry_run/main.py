@@ -49,12 +49,9 @@ from fsdp_bench.train.step import Training, train_step
 
 
 def dry_run(spec: DryRunSpec, world: AbstractContextManager[FakeWorld] | None = None) -> DryRunResult:
-    """Run some steps; return the memory of the last one, and of the forward of the first.
+    """Run some steps, in ``world`` if given; return the memory of the last and of the first forward.
 
-    ``world`` is another one to run in than a world of tensors without data.
-
-    Raises:
-        FsdpBenchError: for setups that a dry run does not support, with the reason.
+    Raises FsdpBenchError, with the reason, for setups that a dry run does not support.
     """
     begin = time.perf_counter()
     setup = spec.setup

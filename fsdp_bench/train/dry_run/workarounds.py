@@ -40,10 +40,7 @@ class Workaround:
     only_accelerator: bool = False
 
     def find(self) -> tuple[Any, str, Any]:
-        """Return the object that has the symbol, its attribute name, and the symbol.
-
-        Raises MachineError if the installed torch has no such symbol, or a changed one.
-        """
+        """Return the symbol, its object and attribute name. Raises MachineError if torch lacks or has changed it."""
         module, _, path = self.symbol.partition(":")
         *parents, name = path.split(".")
         try:

@@ -28,12 +28,7 @@ _LENGTH = 16
 
 
 def describe(spec: CodeToBuild) -> ModelCode:
-    """Build the model without data; return what it is, named for its class.
-
-    Raises:
-        MachineError: if transformers is missing.
-        SpecError: if the code fails; one line.
-    """
+    """Build the model without data; say what it is. Raises MachineError without transformers, SpecError if it fails."""
     if spec.config is not None:
         with torch.device("meta"):
             model, name = build(spec.config) if spec.lora is None else adapted(spec.config, spec.lora)

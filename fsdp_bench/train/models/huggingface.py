@@ -23,11 +23,9 @@ AS_IN_TRAINING = {"use_cache": False}
 
 
 def build(config: Mapping[str, Any]) -> tuple[nn.Module, str]:
-    """Return a model that is initialized on the current device, and the name of its class.
+    """Return an initialized model and its class's name.
 
-    Raises:
-        MachineError: if transformers is not installed.
-        SpecError: for a config that transformers does not know or refuses.
+    Raises MachineError without transformers, SpecError for a config that it refuses.
     """
     uses_package = config.get(ATTENTION) == flash_attn_package.NAME and flash_attn_package.is_replaced()
     made = _config({name: value for name, value in config.items() if name != ATTENTION} if uses_package else config)
@@ -59,11 +57,9 @@ def _causal_lm(transformers: Any, config: Any) -> str:
 
 
 def config_class(model_type: str) -> ConfigClass:
-    """Return what the configuration class of a model_type does with a config.json.
+    """Return what a model_type's class does with a config.json.
 
-    Raises:
-        MachineError: if transformers is not installed.
-        SpecError: for a model_type that transformers does not know.
+    Raises MachineError without transformers, SpecError for an unknown model_type.
     """
     made = _config({"model_type": model_type})
     patterns = {name: list(getattr(made, name)) for name in PER_LAYER if getattr(made, name, None)}
@@ -82,9 +78,7 @@ def _plain(field: dataclasses.Field[Any]) -> Any:
 
 
 def layers_of(config: Mapping[str, Any]) -> tuple[dict[str, int], int]:
-    """Return the numbers of blocks of a config.json, and how many of them to record.
-
-    The numbers are by what the name of their list contains: ``decoder`` for an encoder-decoder's, nothing for others.
+    """Return the numbers of blocks, by what their list's name contains (``decoder``, or none), and how many to record.
 
     Raises SpecError for a config that transformers does not know or refuses.
     """
@@ -130,11 +124,9 @@ def with_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:
 
 
 def _config(config: Mapping[str, Any]) -> Any:
-    """Return the config of transformers.
+    """Return transformers' config.
 
-    Raises:
-        MachineError: if transformers is not installed.
-        SpecError: for a config that transformers does not know or refuses.
+    Raises MachineError without transformers, SpecError for a config that it refuses.
     """
     try:
         import transformers
@@ -169,10 +161,7 @@ def largest_integers(model: Any) -> dict[str, int]:
 
 
 def import_code(config: Mapping[str, Any]) -> None:
-    """Import the code of a config.json, for processes that are forked from this one.
-
-    Raises MachineError, SpecError as ``build``.
-    """
+    """Import the code of a config.json, before forks. Raises MachineError, SpecError as ``build``."""
     with torch.device("meta"):
         build(with_layers(config, 1))
 

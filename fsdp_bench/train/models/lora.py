@@ -19,15 +19,10 @@ _KEPT = "_fsdp_bench_keeps_its_dtype"
 def adapted(config: Mapping[str, Any], lora: LoRA, states_on: torch.device | None = None) -> tuple[nn.Module, str]:
     """Return a model with adapters on the current device, and the name of its class.
 
-    The states that quantized weights are read with are put on ``states_on``, by default there, too: a Params4bit takes
-    them along when a wrapper moves it.
+    ``states_on``, by default there, takes the states that quantized weights are read with. It is built on the meta
+    device: PEFT moves adapters to their layers, and a FakeTensorMode's tensors cannot be moved (nn.Module._apply).
 
-    It is built on the meta device: PEFT moves adapters to the device of their layer, and tensors of a FakeTensorMode
-    cannot be moved (nn.Module._apply swaps them, which ones with weak references refuse).
-
-    Raises:
-        MachineError: if transformers, PEFT or bitsandbytes is not installed.
-        SpecError: for a config that transformers refuses, and for what PEFT refuses.
+    Raises MachineError if a package is missing, SpecError for what transformers or PEFT refuses.
     """
     home, trained = torch.empty(0).device, torch.get_default_dtype()
     with _disable_current_modes(), torch.device("meta"):
@@ -39,11 +34,9 @@ def adapted(config: Mapping[str, Any], lora: LoRA, states_on: torch.device | Non
 
 
 def with_frozen_base(config: Mapping[str, Any], lora: LoRA) -> tuple[nn.Module, str]:
-    """Return a model with adapters, whose parameters have to be on the meta device, and the name of its class.
+    """Return a model with adapters, all on the meta device, and the name of its class. Raises as ``adapted``.
 
     Frozen parameters that LoRA.base stores in a dtype of their own are marked (``keeps_its_dtype``).
-
-    Raises MachineError, SpecError as ``adapted``.
     """
     with default_dtype(torch.bfloat16 if lora.base else torch.get_default_dtype()):
         model, name = build(config)
@@ -59,11 +52,7 @@ def with_frozen_base(config: Mapping[str, Any], lora: LoRA) -> tuple[nn.Module, 
 def load(
     config: Mapping[str, Any], lora: LoRA | None, dtype: torch.dtype, states_on: torch.device | None = None
 ) -> nn.Module:
-    """Return a Hugging Face model on the current device, with all that it stores in one dtype, but for LoRA.base.
-
-    Raises:
-        MachineError, SpecError: as ``adapted``.
-    """
+    """Return a model stored in one dtype, but for LoRA.base. Raises MachineError, SpecError as ``adapted``."""
     with default_dtype(dtype):
         model, _ = adapted(config, lora, states_on) if lora is not None else build(config)
     return model.train()
@@ -82,11 +71,9 @@ def stored_apart(parameter: torch.Tensor) -> tuple[str, int]:
 
 
 def with_lora(model: nn.Module, lora: LoRA) -> nn.Module:
-    """Return a model with PEFT's adapters: its own parameters are frozen, those of the adapters are trained.
+    """Return a model, frozen, with PEFT's trained adapters.
 
-    Raises:
-        MachineError: if PEFT is not installed.
-        SpecError: for what PEFT refuses, as a target that the model does not have.
+    Raises MachineError without PEFT, SpecError for what it refuses, as an unknown target.
     """
     try:
         import peft

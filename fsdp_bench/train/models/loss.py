@@ -107,10 +107,7 @@ def loss_function(kind: Loss) -> LossFunction:
 
 
 def head_loss(kind: Loss) -> HeadLoss | None:
-    """Return the loss of a kind that includes the head; None for other kinds.
-
-    Raises MachineError if the package that has the kind is not installed.
-    """
+    """Return a loss that includes the head, or None. Raises MachineError if its package is not installed."""
     if not kind.includes_head:
         return None
     found: HeadLoss = _from_package(kind, "liger_kernel.transformers", "LigerFusedLinearCrossEntropyLoss")

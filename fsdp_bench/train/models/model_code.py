@@ -31,16 +31,10 @@ from fsdp_bench.train.models.user_module import (
 def build_code(
     code: ModelCode, setup: TrainSetup, rank: int, num_steps: int, device: torch.device, without_data: bool = False
 ) -> tuple[nn.Module, type[nn.Module] | None, Iterator[list[Any]]]:
-    """Build a model with the same values on every rank, which is trained on a device for so many steps.
+    """Build a model alike on every rank; return it, its blocks' class, and each step's micro-batches, on the host.
 
-    ``without_data`` leaves the parameters of Hugging Face's models as the memory was: kernels do nothing.
-
-    Returns:
-        the model in host memory, the class of its blocks, and for each step this rank's micro-batches in host memory.
-
-    Raises:
-        MachineError: if transformers is missing.
-        SpecError: if the code fails; one line.
+    ``without_data`` leaves parameters of Hugging Face's models as the memory was. Raises MachineError without
+    transformers, SpecError, one line, if the code fails.
     """
     dtype = DTYPES[setup.precision.store]
     torch.manual_seed(setup.seed)

@@ -24,11 +24,9 @@ BLOCKS = {
 
 
 def build(config: Mapping[str, Any], sequence_length: int) -> tuple[nn.Module, str]:
-    """Return torchtitan's model of a config.json, initialized on the current device, and the name of its class.
+    """Return torchtitan's initialized model of a config.json, and the name of its class.
 
-    Raises:
-        MachineError: if torchtitan, or transformers, which knows the fields of a config.json, is not installed.
-        SpecError: for a config that torchtitan has no code of.
+    Raises MachineError without torchtitan or transformers, SpecError for a config that torchtitan has no code of.
     """
     model_type = config.get("model_type")
     if model_type not in BLOCKS:

@@ -269,10 +269,7 @@ def attention_kernel(
 
 
 def batches(setup: TrainSetup, vocab_size: int, num_steps: int, rank: int, world_size: int) -> Iterator[list[Tensor]]:
-    """Yield, for each step, this rank's micro-batches as token tensors B, S + 1 on the CPU.
-
-    The sequences of a step on all ranks together are the same for every world size with the same global batch.
-    """
+    """Yield this rank's micro-batches of tokens B, S + 1 by step: the same global batch for every world size."""
 
     def sequence(index: int) -> Tensor:
         """Return random tokens, one more than the model's input, for the shifted targets."""

@@ -49,10 +49,7 @@ CONTRACT = (
 
 
 def load_user_module(spec: UserModule, setup: TrainSetup, dtype: torch.dtype, home: torch.device) -> UserModel:
-    """Call the user's function; put its model, without data, on ``home`` and its batch on the host.
-
-    Raises SpecError, as ``call_users_function``.
-    """
+    """Call the user's function; put its model, without data, on ``home``. Raises as ``call_users_function``."""
     user = call_users_function(spec, setup, dtype)
     allocate(user.model, dtype, home)
     on_host = tree_map_only(

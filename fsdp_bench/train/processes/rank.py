@@ -87,12 +87,10 @@ _OUT_OF_DEVICE_MEMORY = (
 
 
 def classify(error: BaseException, phase: str) -> tuple[Outcome, Failure]:
-    """Return the outcome and the failure of a rank that ended with an exception.
+    """Return the outcome and failure of a rank that ended with an exception, in a ``phase`` of the step or stage.
 
-    ``oom_gpu`` where the device's memory ran out, ``oom_host`` where the host's memory or a CPU's memory_limit ran out,
-    else ``crashed``. sweep/run/outcome.py decides a trial's outcome from those of all its ranks.
-
-    ``phase`` is that of the step, or the stage of the trial, in which the exception was raised.
+    ``oom_gpu`` where the device's memory ran out, ``oom_host`` where the host's or a CPU's memory_limit did, else
+    ``crashed``. sweep/run/outcome.py decides a trial's outcome from those of all its ranks.
     """
     text = " ".join(str(error).split()) or type(error).__name__
     message, summary = f"{type(error).__name__}: {text[:400]}", None

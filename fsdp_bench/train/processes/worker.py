@@ -1,7 +1,4 @@
-"""Runs one rank of one trial: joins the process group, measures, writes one report, leaves the process group.
-
-The fork server calls run_rank; under torchrun, torchrun.py calls it.
-"""
+"""Runs one rank of a trial, for the fork server or torchrun: joins the group, measures, reports, leaves."""
 
 import os
 import platform

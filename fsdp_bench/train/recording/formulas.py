@@ -48,11 +48,7 @@ class Formulas:
         return self._numbers[text]
 
     def text(self, sizes: Sequence[int]) -> str:
-        """Return the formula of one size, given its value at each point.
-
-        Raises:
-            SpecError: if none is found: a size that depends on data, or in another way on the sizes of the model.
-        """
+        """Return the formula of a size, given at each point. Raises SpecError if none is found: it depends on data."""
         values = tuple(int(size) for size in sizes)
         terms = [size.terms if isinstance(size, Size) else ((int(size),),) for size in sizes]
         if all([len(t) for t in one] == [len(t) for t in terms[0]] for one in terms):

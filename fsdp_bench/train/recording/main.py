@@ -54,10 +54,7 @@ def batches(beyond: int, only: int | None = None) -> list[Point]:
 def huggingface(
     config: Mapping[str, Any], sequence_length: int, lora: LoRA | None = None, only: int | None = None
 ) -> Subject:
-    """Return the code of a config.json, with as few blocks as show which of them are alike; ``only``: for one length.
-
-    Raises SpecError for a config that transformers does not know or refuses.
-    """
+    """Return a config.json's code with few blocks (``only``: one length). Raises SpecError if transformers refuses."""
     counts, to_record = layers_of(config)
     window = sliding_window_of(config)
     beyond = window - 1 if window is not None and sequence_length >= window else 0  # then a mask is built
@@ -85,12 +82,7 @@ def huggingface(
 
 
 def of_module(module: UserModule, only: int | None = None) -> Subject:
-    """Return the code of a user's function, which must take the batch size and the sequence length.
-
-    ``only``: for one sequence length.
-
-    Raises SpecError if it does not.
-    """
+    """Return a user function's code (``only``: one length). Raises SpecError if it does not take batch and length."""
 
     def make(point: Point) -> tuple[nn.Module, Any]:
         setup = TrainSetup(micro_batch_size=point["B"], sequence_length=point["S"])

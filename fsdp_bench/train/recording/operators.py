@@ -36,10 +36,7 @@ def is_view(func: Any) -> bool:
 
 
 def work_of(func: Any, args: Any, result: Any) -> tuple[str, Size, int, list[Size]] | None:
-    """Return an operator's name, the bytes that it reads and writes, the bytes of an element, and its dimensions.
-
-    None if it has nothing to do.
-    """
+    """Return an operator's name, bytes read and written, itemsize and dimensions; None if it does nothing."""
     name = func.name().partition(".")[0]
     if is_view(func) or name.startswith(_MAKES_ONLY):
         return None

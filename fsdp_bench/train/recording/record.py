@@ -65,13 +65,9 @@ class Subject:
 def record(
     subject: Subject, progress: Callable[[str], None] = lambda what: None, activation_offload: bool = False
 ) -> RecordedCode:
-    """Record every variant of a model's code.
+    """Record every variant of a model's code, with ``activation_offload`` also offloaded; ``progress`` gets each.
 
-    ``progress`` is called with each variant that is begun. With ``activation_offload`` it records, too, what runs when
-    blocks' saved tensors are offloaded.
-
-    Raises:
-        SpecError: for code that cannot be recorded, with the reason.
+    Raises SpecError, with the reason, for code that cannot be recorded.
     """
     with fake_device("cuda", subject.before_sm80) as device:
         gc.freeze()  # what is there already need not be looked through after every step
@@ -180,10 +176,7 @@ def train_flat_parameters(model: nn.Module, block: type[nn.Module] | None) -> No
 
 
 def refuse_unlike_loops(variants: Mapping[str, Variant]) -> None:
-    """Refuse a recording whose variants do not repeat the same blocks: of one depth they would mean different models.
-
-    Raises SpecError, naming two such variants.
-    """
+    """Refuse variants with unlike loops, which would mean different models. Raises SpecError, naming two."""
     loops = {name: [(loop.path, loop.first, loop.period) for loop in found.loops] for name, found in variants.items()}
     (first, expected), *others = loops.items() or [("", [])]
     for name, found in others:

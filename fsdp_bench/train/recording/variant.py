@@ -38,12 +38,9 @@ def record_step(
     block: type[nn.Module],
     compute_loss: Callable[[Any, Any], torch.Tensor],
 ) -> tuple[RawStep, list[str]]:
-    """Run forward and backward of a bare model once; return the step, and what is not known of it.
+    """Run forward and backward of a bare model once, without data; return the step, and what is not known of it.
 
-    The model and the batch are on ``device``, the fake accelerator, without data, with parameters in fp32; ``dtype`` is
-    the compute dtype.
-
-    Raises SpecError if the step cannot be recorded.
+    Parameters are in fp32 on the fake accelerator; ``dtype`` is the compute dtype. Raises SpecError if that fails.
     """
     if not kind.autocast:
         allocate_parameters(model, dtype, device, keeps=keeps_its_dtype)  # as wrappers show them while gathered

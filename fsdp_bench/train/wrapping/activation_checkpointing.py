@@ -1,7 +1,4 @@
-"""Activation checkpointing and offload of blocks, applied before sharding, so that FSDP wraps the checkpointed block.
-
-The other order, checkpoint(FSDP(block)), gathers a block's parameters a second time for the recomputation.
-"""
+"""Activation checkpointing and offload of blocks, before sharding: else FSDP gathers again for the recomputation."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -70,10 +67,7 @@ def checkpoint_blocks(
 
 
 def require_grad_of_inputs(model: nn.Module) -> None:
-    """Let what a frozen embedding returns need a gradient: a reentrant block without such an input trains nothing.
-
-    transformers does so where it enables checkpointing (PreTrainedModel.enable_input_require_grads).
-    """
+    """Let a frozen embedding's output need a gradient, as enable_input_require_grads for reentrant blocks."""
     enable = getattr(model, "enable_input_require_grads", None)
     if enable is not None and any(not parameter.requires_grad for parameter in model.parameters()):
         enable()
@@ -82,10 +76,7 @@ def require_grad_of_inputs(model: nn.Module) -> None:
 def offload_blocks(
     model: nn.Module, blocks: Iterable[nn.Module], checkpointed: dict[nn.Module, nn.Module]
 ) -> dict[nn.Module, nn.Module]:
-    """Replace blocks, or what checkpoints them, by wrappers that keep saved tensors in pinned host memory.
-
-    Returns the wrapper of each block.
-    """
+    """Wrap blocks, or what checkpoints them, to save tensors in pinned host memory; return each wrapper."""
     wrappers = {block: offload_wrapper(checkpointed.get(block, block)) for block in blocks}
     _replace(model, {checkpointed.get(block, block): wrapper for block, wrapper in wrappers.items()})
     return wrappers

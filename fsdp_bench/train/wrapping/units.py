@@ -64,13 +64,10 @@ def trained_leaves(model: nn.Module) -> list[nn.Module]:
 def ends(
     model: nn.Module, api: Api, blocks: Collection[nn.Module]
 ) -> tuple[tuple[nn.Module, ...], tuple[nn.Module, ...]]:
-    """Return the modules of the unit before the blocks and of the one after them.
+    """Return the modules of the unit before the blocks and of the one after them; FSDP1 wraps one module of each.
 
-    FSDP1 wraps single modules: the first and the last.
-
-    A model says which these are, or they are found as those of a decoder (spec/recording/recorded.py).
-
-    Raises WrapError for a model of which neither is so, or whose head is the embedding.
+    A model says which these are, or they are a decoder's (spec/recording/recorded.py). Raises WrapError for a model of
+    which neither is so, or whose head is the embedding.
     """
     before, after = getattr(model, "modules_before_blocks", ()), getattr(model, "modules_after_blocks", ())
     if not before or not after:

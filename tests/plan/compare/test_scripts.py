@@ -9,9 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from fsdp_bench import Rehearsal, SpecError, compare, estimate
-from fsdp_bench.plan.compare.gate import Gate, Status, limit_bytes
 from fsdp_bench.plan.compare.lines import matched
-from fsdp_bench.plan.compare.scripts import ScriptComparison, read_script
+from fsdp_bench.plan.compare.scripts import Gate, ScriptComparison, Status, limit_bytes, read_script
 from fsdp_bench.plan.rehearsal_document import RehearsalDocument, rehearsal_document
 from fsdp_bench.report.text.compare_scripts import answer, comparison_text, gate_line
 from fsdp_bench.spec.codec import to_json

@@ -66,10 +66,7 @@ def leave(outside: Sequence[int]) -> None:
 
 
 def _keep_capabilities(is_wanted: bool) -> None:
-    """Let a program that is executed have this process's capabilities in its user namespace; or give them up now.
-
-    A program that is executed has none by itself, unless root executes it: man 7 capabilities.
-    """
+    """Let programs that are executed have this process's capabilities, or give them up (man 7 capabilities)."""
     libc = ctypes.CDLL(None)
     header, sets = (ctypes.c_uint32 * 2)(_CAPABILITIES_3, 0), (ctypes.c_uint32 * 6)()
     if is_wanted:

@@ -19,12 +19,9 @@ class Protection:
     """The protection of the user's files in a rehearsal."""
 
     def __init__(self, scratch: Path, words: Sequence[str]) -> None:
-        """Continue what enter.py began.
+        """Continue what enter.py began in ``scratch``, while the process has one thread.
 
-        Must be called while the process has one thread.
-
-        ``scratch`` is the folder of the plan; files that ``words``, the command, names are protected even in a
-        temporary folder.
+        Files that ``words``, the command, names are protected even in a temporary folder.
         """
         entered = scratch / ENTERED
         said = json.loads(entered.read_text()) if entered.exists() else {"overlays": []}  # a test's plan has no scratch

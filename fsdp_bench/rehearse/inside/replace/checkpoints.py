@@ -251,10 +251,7 @@ def use_random_weights() -> None:
 
 
 def _device(device_map: Any) -> Any:
-    """Return where ``from_pretrained`` puts the whole model.
-
-    Raises ValueError if it would be put on several devices.
-    """
+    """Return where ``from_pretrained`` puts the model. Raises ValueError for several devices."""
     if isinstance(device_map, dict) and list(device_map) == [""]:
         device_map = device_map[""]
     if isinstance(device_map, dict) or device_map in ("auto", "balanced", "balanced_low_0", "sequential"):

@@ -110,10 +110,7 @@ def replace_collectives() -> None:
 
 
 def give_messages(known: Mapping[str, list[str]], ends_script: type[BaseException]) -> None:
-    """Take the messages of integers that other ranks have sent to this one, by the rank that sends.
-
-    ``ends_script`` is raised for one that is not known.
-    """
+    """Take messages of integers by sending rank; ``ends_script`` is raised for one that is not known."""
     global _ends_script
     _ends_script = ends_script
     _unread.update({int(rank): list(messages) for rank, messages in known.items()})

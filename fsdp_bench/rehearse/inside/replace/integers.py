@@ -141,10 +141,7 @@ def _after(operator: Any, kernel: Any) -> Callable[..., Any]:
 
 
 def _with_tensors(arguments: Sequence[Any], takes_tensor: Sequence[bool]) -> tuple[Any, ...]:
-    """Return arguments with tensors for numbers where the operator takes a tensor, as C++ had wrapped them.
-
-    They get the result's dtype, so that promotion gives the same.
-    """
+    """Return arguments with tensors of the result's dtype for numbers, as C++ had wrapped them."""
     first = next(one for one in arguments if isinstance(one, torch.Tensor))
     return tuple(
         torch.tensor(one, dtype=torch.result_type(first, one))
@@ -186,11 +183,7 @@ _REPLACEMENTS = {
 
 
 def _compute(operator: Any, arguments: Any, keywords: Any, found: Any) -> bool:
-    """Compute an operator on the CPU; write its results to where PyTorch's kernel should have written them.
-
-    Returns:
-        Whether the CPU can compute it. PyTorch's CUDA code has run without an error before, so it is no error here.
-    """
+    """Compute an operator on the CPU into PyTorch's results; return whether the CPU can: CUDA's own code has run."""
     written = {tensor.data_ptr() for tensor in tensors_in(found)}
     with torch._C._AutoDispatchBelowAutograd():
         for prepare in (_on_host, _as_float):  # the CPU has histc for floating-point numbers alone
@@ -212,10 +205,7 @@ def _as_float(value: Any) -> Any:
 
 
 def _is_check_for_nan(name: str, arguments: Sequence[Any]) -> bool:
-    """Whether a comparison asks for NaN (``x == x``) or infinity (``x.abs() != inf``), as torch.isfinite does.
-
-    The answer is that of training that goes well: no value is NaN or infinite.
-    """
+    """Whether a comparison asks for NaN or infinity, as torch.isfinite; training that goes well has none."""
     if name not in ("eq", "ne") or not isinstance(arguments[0], torch.Tensor) or not _is_small(arguments[0]):
         return False
     first, second = arguments[:2]

@@ -37,10 +37,7 @@ class _SingleRankStore(c10d.Store):
         self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
 
     def get(self, key: str) -> bytes:
-        """Return a key that this rank set.
-
-        Raises RuntimeError for a key of another rank. A real store would wait for it.
-        """
+        """Return a key that this rank set. Raises RuntimeError for another's, for which a real store would wait."""
         self._check([key])
         return self._values[key]
 
@@ -98,10 +95,7 @@ def _fake_backend(rank: int, size: int) -> Any:
 
 
 def _split(group: Any, _store: Any, ranks: list[int], _options: Any) -> Any:
-    """Return the backend of a part of the world: torch 2.15 splits NCCL's communicator for each new group.
-
-    FakeProcessGroup's own split takes its own options alone, and torch gives those of NCCL.
-    """
+    """Return the backend of a part of the world, for torch 2.15, whose NCCL options FakeProcessGroup does not take."""
     return _fake_backend(ranks.index(group.rank()), len(ranks))
 
 
