@@ -6,6 +6,7 @@ file may have the setup's options beside the measured value.
 
 import csv
 import gzip
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -141,15 +142,15 @@ def _of_csv(path: Path, name: str, unit: str) -> _Values:
 def _of_json(path: Path) -> MeasuredRun:
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        found = msgspec.json.decode(data, type=_Json, strict=False)
-    except (OSError, EOFError, msgspec.MsgspecError) as error:
+        found = msgspec.convert(json.loads(data), _Json, strict=False)  # json reads the NaN that Trainer writes, too
+    except (OSError, EOFError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise SpecError(f"{path}: cannot be read: {error}") from None
     if found.traceEvents is not None:
         return _of_trace(found.traceEvents, path.name)
     if found.log_history is None:
         return _of_setup(parse_document(data.decode(), "JSON", path), path)
     steps, seconds = found.global_step, sum(one.train_runtime for one in found.log_history)
-    if steps <= 0 or seconds <= 0:
+    if steps <= 0 or not 0 < seconds < inf:
         raise SpecError(f"{path}: no `train_runtime`: the training has not ended; lines of its log have s/it, too")
     text = f"{seconds / steps * 1e3:,.1f} ms a step: {steps} steps with start, evaluations and saving in {path.name}"
     return MeasuredRun(text, step_seconds=seconds / steps)

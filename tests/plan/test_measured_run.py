@@ -39,7 +39,7 @@ def test_a_number_says_its_unit(text: str, tokens: float | None, seconds: float 
         ("own.jsonl", '{"step": 2, "tokens_per_sec_per_gpu": 5762}\n', 5762, None),
         ("t.csv", "step,time_metrics/end_to_end(s)\n1,9.5\n2,0.71\n3,0.73\n", None, 0.72),
         ("t.csv", "step,step_time_ms\n1,9500\n2,710\n", None, 0.71),
-        ("state.json", '{"global_step": 50, "log_history": [{"loss": 2.0}, {"train_runtime": 80.0}]}', None, 1.6),
+        ("state.json", '{"global_step": 50, "log_history": [{"loss": NaN}, {"train_runtime": 80.0}]}', None, 1.6),
     ],
 )  # fmt: skip
 def test_a_log_gives_its_median_without_the_warm_up(
@@ -141,6 +141,8 @@ def test_what_is_no_measurement_is_refused_in_one_line(tmp_path: Path) -> None:
     assert "cannot be read: Not a gzipped file" in said("a.gz", "x")
     assert "cannot be read: " in said("a.json", '{"traceEvents": [3]}')
     assert "no `train_runtime`" in said("a.json", '{"global_step": 4, "log_history": [{"loss": 1}]}')
+    assert "no `train_runtime`" in said("a.json", '{"global_step": 4, "log_history": [{"train_runtime": NaN}]}')
+    assert "cannot be read" in said("a.json", "[" * 100_000)
     assert "nothing in it" in said("a.toml", "model = 'gpt2'")
     assert "0 columns are tokens/s or seconds; --column, of step, loss" in said("a.csv", "step,loss\n1,2\n")
     assert "0 tok/s is not allowed" in said("b.log", "tps: 0\n")
