@@ -211,8 +211,8 @@ def with_older_cuda(span: Range | None, gpu: Gpu, products: float) -> Range | No
 
 
 _NEARLY_FULL, _LONGER_IF_NEARLY_FULL = 0.97, 1.36
-"""The part of the memory from which on a GPU is nearly full, and how long steps then took: in MPT's table (llm-foundry,
-scripts/train/benchmarking) 13B on eight A100 of 40 GB and 30B with 8192 tokens took 1.16 to 1.36 times as predicted."""
+"""The part of the memory that a nearly full GPU has reserved, and how many times as long as predicted steps then took:
+up to 1.36 for 13B on eight A100 of 40 GB and 30B with 8192 tokens, of MPT (llm-foundry, scripts/train/benchmarking)."""
 
 
 def if_nearly_full(span: Range, needed_bytes: int, usable_bytes: int | None) -> Range:
@@ -220,9 +220,9 @@ def if_nearly_full(span: Range, needed_bytes: int, usable_bytes: int | None) -> 
     if usable_bytes is None or needed_bytes < _NEARLY_FULL * usable_bytes:
         return span
     because = (
-        f"{span.because}; {needed_bytes / usable_bytes:.0%} of the memory is reserved: where GPUs were nearly full"
+        f"{span.because}; {min(needed_bytes / usable_bytes, 1):.0%} of the memory is reserved: on GPUs nearly full"
     )
-    because += f", published runs took up to {_LONGER_IF_NEARLY_FULL:g} times as long as predicted"
+    because += f" published runs took up to {_LONGER_IF_NEARLY_FULL:g} times as long as predicted"
     return span._replace(slowest=min(span.slowest, 1 / _LONGER_IF_NEARLY_FULL), because=because)
 
 

@@ -260,7 +260,7 @@ def test_the_step_says_which_of_its_numbers_are_rehearsed_and_which_predicted() 
     assert "the GPU's datasheet and NCCL's model of its links" in found
     assert "512 in a step, which are what its embedding looks up" in found
     assert "aten::mm nn compute 1" in found
-    assert "runs are expected to be predicted" in found  # the range
+    assert "runs on one node are expected to be predicted" in found  # the range
 
 
 def test_operators_of_unknown_time_are_named_and_counted() -> None:

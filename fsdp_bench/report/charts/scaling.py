@@ -1,7 +1,7 @@
 """Predicted tokens per second per GPU over the number of nodes, one line for each setup."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -119,7 +119,7 @@ def scaling_slide(questions: Sequence[Question]) -> Slide:
         "the same batch on every GPU, so that the whole batch grows with the nodes",
         memory,
         "predicted for eager, rank 0",
-        *dict.fromkeys(f"bands: {span.because}" for curve in found for _, _, span in _ranged(curve)),
+        *(f"bands: {reason}" for reason in _reasons(span for curve in found for _, _, span in _ranged(curve))),
         *dict.fromkeys(f"rates: {rests_on(speed, first.profile)}" for speed in filter(None, found[0].speeds[-1:])),
     )
     return Slide(
@@ -130,6 +130,13 @@ def scaling_slide(questions: Sequence[Question]) -> Slide:
         (_plot(found, differing),),
         is_legend_beside=True,
     )
+
+
+def _reasons(spans: Iterable[Range]) -> list[str]:
+    """Return why ranges are as wide as they are; of clauses that differ in their numbers alone, the last."""
+    clauses = [clause for span in spans for clause in span.because.split("; ")]
+    found = {re.sub(r"[\d.]+", "", clause): clause for clause in clauses}
+    return ["; ".join(found.values())] if found else []
 
 
 def _plot(found: Sequence[ScalingCurve], differing: Sequence[str]) -> Plot:
@@ -149,7 +156,7 @@ def _plot(found: Sequence[ScalingCurve], differing: Sequence[str]) -> Plot:
         ends.append((known[-1][1] if known else 0.0, Key(style, _label(curve, differing))))
     counts = found[0].nodes
     names = tuple(Tick(count, str(count)) for count in counts)
-    highest = max(value for line in lines for value in line.y)
+    highest = max(value for line in (*(line.y for line in lines), *(area.high for area in areas)) for value in line)
     return Plot(
         "",
         Axis("nodes", counts[0] / 1.25, counts[-1] * 1.25, is_log=True, names=names, has_grid=False),

@@ -104,7 +104,7 @@ def test_a_curve_has_a_band_to_both_ends_of_its_range() -> None:
     spans = [(one.tokens_per_second_per_gpu, one.range) for one in curve.speeds if one is not None]
     expected = [tokens * end for tokens, span in spans for end in (span.slowest, span.fastest)]
     assert ends == pytest.approx(sorted(expected))
-    assert "bands: 90% of another publisher's runs are expected" in text_of_quantity(figure)
+    assert "bands: 90% of another publisher's runs on one node are expected" in text_of_quantity(figure)
     assert_texts_are_inside_and_apart(figure)
 
 
