@@ -177,12 +177,19 @@ def test_flex_attention_stays_compiled(torch: Torch, tmp_path: Path) -> None:
 
 
 ENDS_WITHOUT_MEMORY = """
-import torch, torch.distributed as dist
+import gc, torch, torch.distributed as dist
 dist.init_process_group("nccl")
 x = torch.nn.Parameter(torch.randn(1 << 24, device="cuda"))
 optimizer = torch.optim.SGD([x])
 try:
     for step in range(4):
+        if step == 2:
+            gc.collect()
+            cycle = [torch.empty_like(x)]
+            cycle.append(cycle)
+            del cycle  # lives until the garbage collector runs: after 700 or 2000 new containers
+        for _ in range(500):
+            x.detach().neg_()
         y = x * 2
         (y * 3 + y * 5 + y * 7).sum().backward()  # autograd adds up three gradients of y, in place
         optimizer.step()
@@ -195,7 +202,9 @@ finally:
 """
 
 
-def test_gradients_add_up_in_place_and_a_script_may_end_its_process_group(torch: Torch, tmp_path: Path) -> None:
+def test_gradients_add_up_in_place_garbage_stays_and_a_script_may_end_its_process_group(
+    torch: Torch, tmp_path: Path
+) -> None:
     (tmp_path / "train.py").write_text(ENDS_WITHOUT_MEMORY)
     noted, plain = _with_and_without_time(torch, "torchrun", tmp_path / "train.py", "--gpu", "H100-SXM", code=3)
     assert [one.document["outcome"] for one in (noted, plain)] == ["out_of_memory"] * 2
