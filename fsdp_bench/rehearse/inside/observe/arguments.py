@@ -23,7 +23,7 @@ class Tensors:
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
-        """By what document returns, as text: no containers that count for Python's garbage collector."""
+        """By what document returns, as text, which does not count for Python's garbage collector."""
 
     def number(self, tensor: torch.Tensor) -> int:
         """Return the number of a tensor's kind."""

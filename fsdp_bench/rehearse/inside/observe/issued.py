@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import marshal
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,8 +33,8 @@ _WITHOUT_DATA = "torch._subclasses."
 @dataclass
 class _NotedStep:
     number: int = 0
-    notes: list[bytes] = field(default_factory=list)
-    """What Note takes, each by marshal: bytes, which do not count for Python's garbage collector."""
+    notes: list[str] = field(default_factory=list)
+    """What Note takes, each as JSON: text, which does not count for Python's garbage collector."""
     entries: bytes = b""
     tensors: Tensors = field(default_factory=Tensors)
     allows_tf32: bool = False
@@ -175,7 +175,7 @@ class IssuedWork:
 
     def _keep(self, begin: int, document: dict[str, Any], is_alone: bool = False) -> None:
         """Keep a note of what has begun at an entry of the trace and ends now."""
-        self._current.notes.append(marshal.dumps((begin, self._trace.count(), document, is_alone)))
+        self._current.notes.append(json.dumps((begin, self._trace.count(), document, is_alone)))
 
     def _recompute(self, change: int) -> None:
         self._recomputing += change
@@ -265,7 +265,7 @@ class IssuedWork:
             "number": step.number,
             "allows_tf32": step.allows_tf32,
             "tensors": step.tensors.document(),
-            "events": in_order([Note(*marshal.loads(one)) for one in step.notes], self._trace.entries(step.entries)),
+            "events": in_order([Note(*json.loads(one)) for one in step.notes], self._trace.entries(step.entries)),
         }
 
 

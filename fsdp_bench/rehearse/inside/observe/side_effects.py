@@ -64,11 +64,11 @@ def read_large_integers_without(mode: TorchDispatchMode) -> None:
 
 
 def uncollected(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Run a function of the observer without Python's garbage collector.
+    """Run a function of the observer while Python's garbage collector waits.
 
-    It runs after so many new containers (gc.set_threshold) and ends reference cycles. Dynamo leaves some that hold
-    tensors of the GPU (variables/lazy.py:LazyCache). Where the observer's own containers decided when it runs, those
-    tensors would be freed at another moment than in a run without it.
+    The collector runs after so many new containers (gc.set_threshold) and ends reference cycles, in which Dynamo leaves
+    tensors of the GPU (torch/_dynamo/variables/lazy.py:LazyCache). If the observer's own containers made it run, those
+    would be freed earlier than in a run without the observer. So what a function keeps must be no containers, either.
     """
 
     @functools.wraps(function)
