@@ -10,6 +10,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from ..at_import import change_at_import
 
 Observer = Callable[..., Any]
@@ -104,14 +106,17 @@ _NOTING = "_fsdp_bench_noting"
 
 
 def _noting(original: Callable[..., Any], name: str, note: Callable[[str], None]) -> Callable[..., Any]:
+    """Return a function that Dynamo takes for the original: FSDP1's forward is traced until a graph breaks in a hook."""
     if hasattr(original, _NOTING):
         return original
 
     @functools.wraps(original)
     def hook(*arguments: Any, **keywords: Any) -> Any:
-        note(name)
+        if not torch.compiler.is_dynamo_compiling():  # which is True where Dynamo traces
+            note(name)
         return original(*arguments, **keywords)
 
+    hook.__code__ = hook.__code__.replace(co_filename=original.__code__.co_filename)
     setattr(hook, _NOTING, True)
     return hook
 
