@@ -106,7 +106,7 @@ _NOTING = "_fsdp_bench_noting"
 
 
 def _noting(original: Callable[..., Any], name: str, note: Callable[[str], None]) -> Callable[..., Any]:
-    """Return a function that Dynamo takes for the original: FSDP1's forward is traced until a graph breaks in a hook."""
+    """Return a function that Dynamo traces as the original: it traces FSDP1's hooks until a graph breaks in one."""
     if hasattr(original, _NOTING):
         return original
 
