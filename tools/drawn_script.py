@@ -126,7 +126,7 @@ def main() -> None:
     for step in range(4):
         for _ in range(drawn.accumulation):
             tokens = torch.randint(0, 8000, (2, drawn.lengths[step % len(drawn.lengths)]), device="cuda")
-            with torch.autocast("cuda", torch.bfloat16, enabled=drawn.wrapper == "ddp", cache_enabled=False):
+            with torch.autocast("cuda", torch.bfloat16, enabled=drawn.wrapper == "ddp"):
                 found = loss(model, tokens)
             found.backward()
         optimizer.step()

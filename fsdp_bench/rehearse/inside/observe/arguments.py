@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,29 +22,23 @@ class Tensors:
     """The kinds of tensors of a step, each once."""
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[Any, ...], int] = {}
+        self._numbers: dict[str, int] = {}
+        """By what document returns, as text, which does not count for Python's garbage collector."""
 
     def number(self, tensor: torch.Tensor) -> int:
         """Return the number of a tensor's kind."""
-        key = (tuple(tensor.shape), _strides(tensor), tensor.dtype, tensor.device.type)
-        return self._numbers.setdefault(key, len(self._numbers))
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        kind = (*map(int, tensor.shape),), _strides(tensor), dtype, tensor.dtype.itemsize, tensor.device.type
+        return self._numbers.setdefault(repr(kind), len(self._numbers))
 
     def document(self) -> list[dict[str, Any]]:
         """Return the kinds by number."""
-        return [
-            {
-                "shape": [int(size) for size in shape],
-                "strides": [int(stride) for stride in strides],
-                "dtype": str(dtype).removeprefix("torch."),
-                "itemsize": dtype.itemsize,
-                "device": device,
-            }
-            for shape, strides, dtype, device in self._numbers
-        ]
+        names = "shape", "strides", "dtype", "itemsize", "device"
+        return [dict(zip(names, ast.literal_eval(kind), strict=True)) for kind in self._numbers]
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    return tuple(tensor.stride()) if tensor.layout is torch.strided else ()
+    return (*map(int, tensor.stride()),) if tensor.layout is torch.strided else ()
 
 
 def described(func: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], found: Any, kinds: Tensors) -> Any:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from ..at_import import change_at_import
 
 Observer = Callable[..., Any]
@@ -73,22 +75,30 @@ _FSDP1 = (
 """Functions of torch/distributed/fsdp/_runtime_utils.py, some of which the wrapper's own module imports by name."""
 
 
+_FSDP2 = {
+    "_fsdp_param_group": {"FSDPParamGroup": ("post_backward",)},
+    "_fsdp_state": {"FSDPState": ("_pre_forward", "_post_forward", "_pre_backward")},
+}
+"""Methods, by module of torch/distributed/fsdp/_fully_shard (torch 2.6 and later) and class."""
+
+
 def observe_fsdp(note: Callable[[str], None]) -> None:
     """Let each hook of FSDP be noted when it begins."""
-    from torch.distributed.fsdp import _runtime_utils, fully_sharded_data_parallel
 
-    for name in _FSDP1:
-        for module in (_runtime_utils, fully_sharded_data_parallel):
+    def change_fsdp1(module: ModuleType) -> None:
+        for name in _FSDP1:
             if hasattr(module, name):
-                setattr(module, name, _noting(getattr(_runtime_utils, name), f"fsdp1 {name}", note))
-    try:
-        from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
-        from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
-    except ImportError:  # before torch 2.6
-        return
-    for name in ("_pre_forward", "_post_forward", "_pre_backward"):
-        setattr(FSDPState, name, _noting(getattr(FSDPState, name), f"fsdp2 {name}", note))
-    FSDPParamGroup.post_backward = _noting(FSDPParamGroup.post_backward, "fsdp2 _post_backward", note)
+                setattr(module, name, _noting(getattr(module, name), f"fsdp1 {name}", note))
+
+    def change_fsdp2(module: ModuleType) -> None:
+        for kind, names in _FSDP2[module.__name__.rpartition(".")[2]].items():
+            for name in names:
+                kind_of = getattr(module, kind)
+                setattr(kind_of, name, _noting(getattr(kind_of, name), f"fsdp2 _{name.lstrip('_')}", note))
+
+    folder = "torch.distributed.fsdp"
+    change_at_import({f"{folder}.{name}": change_fsdp1 for name in ("_runtime_utils", "fully_sharded_data_parallel")})
+    change_at_import({f"{folder}._fully_shard.{name}": change_fsdp2 for name in _FSDP2})
 
 
 _NOTING = "_fsdp_bench_noting"
@@ -96,14 +106,17 @@ _NOTING = "_fsdp_bench_noting"
 
 
 def _noting(original: Callable[..., Any], name: str, note: Callable[[str], None]) -> Callable[..., Any]:
+    """Return a function that Dynamo traces as the original: it traces FSDP1's hooks until a graph breaks in one."""
     if hasattr(original, _NOTING):
         return original
 
     @functools.wraps(original)
     def hook(*arguments: Any, **keywords: Any) -> Any:
-        note(name)
+        if not torch.compiler.is_dynamo_compiling():  # which is True where Dynamo traces
+            note(name)
         return original(*arguments, **keywords)
 
+    hook.__code__ = hook.__code__.replace(co_filename=original.__code__.co_filename)
     setattr(hook, _NOTING, True)
     return hook
 

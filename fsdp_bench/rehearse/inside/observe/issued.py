@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,7 @@ from ..replace import collectives, host_memory
 from ..replace.integers import tensors_in
 from .arguments import Tensors, described, described_skipped, is_large_on_host
 from .hooks import observe_fsdp, observe_recomputation, observe_triton
-from .side_effects import read_large_integers_without
+from .side_effects import read_large_integers_without, uncollected
 from .trace import Note, Trace, in_order
 
 _NO_OVERRIDE = torch._C._disabled_torch_dispatch_impl
@@ -32,7 +33,8 @@ _WITHOUT_DATA = "torch._subclasses."
 @dataclass
 class _NotedStep:
     number: int = 0
-    notes: list[Note] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What Note takes, each as JSON: text, which does not count for Python's garbage collector."""
     entries: bytes = b""
     tensors: Tensors = field(default_factory=Tensors)
     allows_tf32: bool = False
@@ -118,14 +120,18 @@ class IssuedWork:
             return func(*arguments, **keywords)
         begin = self._trace.count()
         found = func(*arguments, **keywords)
-        end = self._trace.count()
+        self._note_operator(begin, func, arguments, keywords, found)
+        return found
+
+    @uncollected
+    def _note_operator(self, begin: int, func: Any, arguments: Any, keywords: Any, found: Any) -> None:
+        on_gpu = self._trace.count() > begin
         if func is torch.ops._c10d_functional.wait_tensor.default:
             self._collectives_wait(arguments)
         if getattr(func, "namespace", "") == "c10d":  # replace/collectives.py says what those are
-            return found
-        if end > begin or self._is_work_of_host(func, arguments):
-            self._current.notes.append(Note(begin, end, self._described(func, arguments, keywords, found, end > begin)))
-        return found
+            return
+        if on_gpu or self._is_work_of_host(func, arguments):
+            self._keep(begin, self._described(func, arguments, keywords, found, on_gpu))
 
     def _described(self, func: Any, arguments: Any, keywords: Any, found: Any, on_gpu: bool) -> dict[str, Any]:
         """Return an operator's note. One that cannot be described is a kernel of unknown time: the script goes on."""
@@ -156,6 +162,7 @@ class IssuedWork:
             return False
         return any(map(is_large_on_host, tensors_in(arguments)))
 
+    @uncollected
     def _skipped(self, name: str, arguments: Sequence[Any], found: Any) -> None:
         """Note what a rehearsal skips on the host because nobody needs the values (replace/host_memory.py)."""
         if self._is_noting:
@@ -164,8 +171,11 @@ class IssuedWork:
 
     def _note(self, note: dict[str, Any]) -> None:
         if self._is_noting:
-            now = self._trace.count()
-            self._current.notes.append(Note(now, now, note))
+            self._keep(self._trace.count(), note)
+
+    def _keep(self, begin: int, document: dict[str, Any], is_alone: bool = False) -> None:
+        """Keep a note of what has begun at an entry of the trace and ends now."""
+        self._current.notes.append(json.dumps((begin, self._trace.count(), document, is_alone)))
 
     def _recompute(self, change: int) -> None:
         self._recomputing += change
@@ -176,10 +186,13 @@ class IssuedWork:
             return launch()
         begin = self._trace.count()
         found = launch()
-        tensors = [self._current.tensors.number(one) if isinstance(one, torch.Tensor) else None for one in reads]
-        note = {"kind": "triton", "name": name, "arguments": tensors, **facts}
-        self._current.notes.append(Note(begin, self._trace.count(), note))
+        self._note_triton(begin, name, reads, facts)
         return found
+
+    @uncollected
+    def _note_triton(self, begin: int, name: str, reads: Sequence[Any], facts: dict[str, Any]) -> None:
+        tensors = [self._current.tensors.number(one) if isinstance(one, torch.Tensor) else None for one in reads]
+        self._keep(begin, {"kind": "triton", "name": name, "arguments": tensors, **facts})
 
     def _collective(self, call: collectives.ScriptCollective, run: Callable[[], Any]) -> Any:
         """Run a collective and note it. Its launches, by which the stand-in fills its output, are no work."""
@@ -187,6 +200,13 @@ class IssuedWork:
             return run()
         begin = self._trace.count()
         found = run()
+        self._note_collective(begin, call)
+        if call.is_asynchronous and self._phase == "backward":
+            self._wait_after_backward()
+        return found
+
+    @uncollected
+    def _note_collective(self, begin: int, call: collectives.ScriptCollective) -> None:
         message = tensors_in(call.message)
         on_gpu = any(one.device.type == "cuda" for one in message)
         stream = torch.cuda.current_stream().cuda_stream if on_gpu else None
@@ -205,10 +225,7 @@ class IssuedWork:
         for one in tensors_in(call.outputs):
             self._current.collective_of[one.data_ptr()] = self._current.num_collectives
         self._current.num_collectives += 1
-        self._current.notes.append(Note(begin, self._trace.count(), note, is_alone=True))
-        if call.is_asynchronous and self._phase == "backward":
-            self._wait_after_backward()
-        return found
+        self._keep(begin, note, is_alone=True)
 
     def _wait_after_backward(self) -> None:
         """Note a wait once all gradients are computed.
@@ -227,6 +244,7 @@ class IssuedWork:
             torch.autograd.Variable._execution_engine.queue_callback(waited)
             self._waits_after_backward = True
 
+    @uncollected
     def _collectives_wait(self, outputs: Any = None) -> None:
         """The current stream waits for the collectives with these outputs, or else for all that were started."""
         if not self._is_noting or not torch.cuda.is_initialized():
@@ -247,7 +265,7 @@ class IssuedWork:
             "number": step.number,
             "allows_tf32": step.allows_tf32,
             "tensors": step.tensors.document(),
-            "events": in_order(step.notes, self._trace.entries(step.entries)),
+            "events": in_order([Note(*json.loads(one)) for one in step.notes], self._trace.entries(step.entries)),
         }
 
 

@@ -1,12 +1,14 @@
 """Side effects of observing a script on torch, undone: all stays as in a run without it.
 
-A third effect is undone in C: stand_in/trace.c tells operators that no TorchDispatchMode is enabled.
+Another effect is undone in C: stand_in/trace.c tells operators that no TorchDispatchMode is enabled.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
 import sys
+from collections.abc import Callable
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import ModuleType
@@ -59,3 +61,24 @@ def read_large_integers_without(mode: TorchDispatchMode) -> None:
             return original(self)
 
     torch.Tensor.item = item
+
+
+def uncollected(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a function of the observer while Python's garbage collector waits.
+
+    The collector runs after so many new containers (gc.set_threshold) and ends reference cycles, in which Dynamo leaves
+    tensors of the GPU (torch/_dynamo/variables/lazy.py:LazyCache). If the observer's own containers made it run, those
+    would be freed earlier than in a run without the observer. So what a function keeps must be no containers, either.
+    """
+
+    @functools.wraps(function)
+    def run(*arguments: Any) -> Any:
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return function(*arguments)
+        finally:
+            if was_enabled:
+                gc.enable()
+
+    return run
