@@ -176,7 +176,10 @@ def exposed_spans(spans: Sequence[Span]) -> Intervals:
 
 
 def role_of(span: Span) -> str:
-    """Return what a span does: an operator's phase, a collective's kind, ``copy``, ``host``, else ``cast``."""
+    """Return what a span does: an operator's phase, a collective's kind, ``copy``, ``host``, else ``cast``.
+
+    Operators on a stream of collectives are casts, copies and divisions of what is sent, in any phase.
+    """
     if span.kind == "collective":
         return span.work.name
     if span.kind in ("copy", "host"):

@@ -127,7 +127,8 @@ class TimeDocument(msgspec.Struct, frozen=True, kw_only=True):
     cpu_optimizer_seconds: float | None = None
     parts_seconds: dict[str, float] | None = None
     slowed_by_collectives_seconds: float | None = None
-    retries_at_least_seconds: float | None = None
+    retries_seconds: float | None = None
+    """The seconds in which allocation retries of every step free and reserve memory; not in ``step_seconds``."""
     tokens_per_second_per_gpu: Positive | None = None
     mfu: float | None = None
     hfu: float | None = None
@@ -237,7 +238,7 @@ def time_document(found: Speed) -> TimeDocument:
         step_seconds_range=span.step_seconds(time.step_seconds) if span and time.step_seconds else None,
         parts_seconds={part.value: seconds for part, seconds in time.parts.items()} or None,
         slowed_by_collectives_seconds=time.slowed_seconds if time.step_seconds is not None else None,
-        retries_at_least_seconds=found.retries_at_least_seconds,
+        retries_seconds=found.retries_seconds,
         tokens_per_second_per_gpu=found.tokens_per_second_per_gpu,
         mfu=found.mfu,
         hfu=found.hfu,

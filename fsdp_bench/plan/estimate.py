@@ -151,6 +151,7 @@ def start_replay(
 ) -> Replay:
     """Return a replay of the first steps in the caching allocator, at its beginning.
 
+    The GPU is behind the host, as in a rehearsal: a free that another stream defers happens when the host waits.
     ``gpu_bytes``: None is unlimited memory. ``rank`` is by default the one with the highest peak.
     """
     if rank is None:

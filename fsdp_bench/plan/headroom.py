@@ -62,7 +62,10 @@ def as_stated(
     cuda: str | None,
     power: str | float | None = None,
 ) -> Hardware | None:
-    """Return hardware with its GPU as stated. Raises SpecError as ``sized``, ``with_cuda`` and ``Gpu.under_power``."""
+    """Return hardware with what is stated of its GPU: usable memory, a calibration's context, CUDA's version, power.
+
+    Raises SpecError as ``sized``, ``with_cuda`` and ``Gpu.under_power``.
+    """
     if power is not None:
         if hardware is None:
             raise SpecError("power: no GPU is named; server= or gpu=, or hardware=")

@@ -127,7 +127,7 @@ def range_of(hardware: Hardware, setup: TrainSetup, is_over_pcie: bool = False) 
     lowest, highest = found.nodes[nodes]
     because = (
         f"90% of another publisher's runs on {nodes} are expected to be predicted {-lowest:.0%} too slow to"
-        f" {highest:.0%} too fast, by {found.num_runs} published runs of {len(found.families)}"
+        f" {highest:.0%} too fast, by {found.num_runs} published runs of {len(found.families)} publishers"
     )
     if gpu.older_cublas is not None and not gpu.has_older_cublas:
         because += f"; those on {gpu.name} are taken to have had CUDA before {gpu.older_cublas.before_cuda} (--cuda)"

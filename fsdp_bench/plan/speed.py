@@ -35,8 +35,10 @@ class Speed:
     """Whether collectives go over PCIe with rates of the datasheet. No measurement checks these."""
     range: Range | None = None
     """The range that published runs' errors leave. None for a machine's calibration: its errors are not known."""
-    retries_at_least_seconds: float | None = None
-    """The least time that allocation retries add to every step; ``time`` is without it. None where no retries go on."""
+    retries_seconds: float | None = None
+    """The seconds in which allocation retries of every step free and reserve memory; ``time`` is without them.
+
+    None where no retries go on."""
 
     @property
     def tokens_per_second_per_gpu(self) -> float | None:
@@ -65,8 +67,8 @@ class Speed:
 SECONDS_PER_RETRIED_GIB = 4e-3
 """The time in which a retry frees a GiB of the cache, and a later allocation reserves it anew.
 
-On one H100 a retry took a median of 1.9 ms for each GiB that it freed or reserved (16 freed and 8 reserved), and 2.6 of
-2 and 2 (results/nvidia-h100/rates.json). The GPU and other ranks wait meanwhile, which was not measured."""
+On one H100 a retry took a median of 1.9 ms for each GiB that it freed or reserved (16 freed and 8 reserved; 1.1 to
+2.3), and 2.6 of 2 and 2 (results/nvidia-h100/rates.json). What other ranks then wait was not measured."""
 SECONDS_OF_A_PUBLISHED_RETRY = 1.0
 """lessw2020's DeepViT with batch size 17 on A10Gs, 21 GiB reserved: docs/validation.md."""
 
@@ -87,12 +89,12 @@ def with_full_gpu(found: Speed, reading: AllocatorReading, needed_bytes: int, us
         span = if_nearly_full(span, needed_bytes, usable_bytes)
     if not reading.num_retries_later:
         return replace(found, range=span)
-    least = SECONDS_PER_RETRIED_GIB * reading.retried_bytes_later / GIB
+    retried = SECONDS_PER_RETRIED_GIB * reading.retried_bytes_later / GIB
     if span is not None:
         longest = seconds / span.slowest + SECONDS_OF_A_PUBLISHED_RETRY * reading.num_retries_later
         because = f"{span.because}; at the slow end each allocation retry takes {SECONDS_OF_A_PUBLISHED_RETRY:g} s"
         span = span._replace(slowest=seconds / longest, because=f"{because}, as in the one published run")
-    return replace(found, range=span, retries_at_least_seconds=least)
+    return replace(found, range=span, retries_seconds=retried)
 
 
 NOTHING_KNOWN = StepTime(None, None, None, None, None, ("the hardware",))

@@ -108,7 +108,10 @@ def _temporary_folder() -> Path:
 
 
 def compile_stand_in(folder: Path, cuda_version: int, names: Iterable[str], version: str) -> None:
-    """Compile the stand-in; undefined ``names`` count calls and fail. Raises MachineError with a compiler's error."""
+    """Compile the stand-in into a folder. Those of the functions ``names`` that no source defines count calls and fail.
+
+    Raises MachineError if there is no C compiler, or with the compiler's first error.
+    """
     lacking = folder / "lacking.c"
     stubs = "".join(f"{_macro(name)}({name}, {_status(name)})\n" for name in sorted(names))
     lacking.write_text(f'#include "stand_in.h"\n{stubs}')

@@ -79,7 +79,10 @@ def rehearse(
 
 
 class RunningRehearsal:
-    """One running rank, in ``with``, which ends it; ``select`` finds it readable at its end. Raises as ``rehearse``."""
+    """One rank of a command while it runs; ``with`` ends it. ``select`` finds it readable once its process has ended.
+
+    The constructor raises what ``rehearse`` raises before a script runs.
+    """
 
     def __init__(
         self,

@@ -247,14 +247,14 @@ def test_a_setup_fits_exactly_when_the_headroom_is_left(server: str) -> None:
 RATES_OF_AN_H100 = Path(__file__).parents[2] / "results" / "nvidia-h100" / "rates.json"
 
 
-def test_retries_that_go_on_take_a_least_time_and_widen_the_range() -> None:
+def test_retries_that_go_on_have_a_time_and_widen_the_range() -> None:
     """Each GiB that a retry frees is reserved again, which together took so long on an H100; published is 1 s each."""
     setup = TrainSetup(world_size=8, precision=BF16, micro_batch_size=3, sequence_length=4096)
     shape_7b, cards = model("Llama-2-7B").shape(), [BUILT_IN.server(name) for name in ("p5en.48xlarge", "p5.48xlarge")]
     nodes = [Hardware(server=one, gpu=gpu(one.gpu), gpus_per_node=8) for one in cards]
     found, full = (estimate_of(shape_7b, setup, one) for one in nodes)
-    assert found.speed.retries_at_least_seconds is None
-    least, reading = full.speed.retries_at_least_seconds, full.allocator
+    assert found.speed.retries_seconds is None
+    least, reading = full.speed.retries_seconds, full.allocator
     assert least is not None
     assert reading.num_retries_later
     rows = next(rows for name, rows in json.loads(RATES_OF_AN_H100.read_text()).items() if name.startswith("retries"))

@@ -113,7 +113,10 @@ def is_script(value: object) -> bool:
 
 
 def read_script(value: Script, name: str) -> ScriptSide:
-    """Read a rehearsal; ``FILE#2`` is the second rank of a file. Raises SpecError for another file, or no number."""
+    """Read a rehearsal; ``FILE#2`` is the second of a file's several ranks.
+
+    Raises SpecError for another file, and for one of several ranks without a number.
+    """
     if isinstance(value, Rehearsal):
         value = rehearsal_document(value)
     if isinstance(value, RehearsalDocument):

@@ -35,7 +35,10 @@ class File:
 
 
 def write(files: Sequence[File], folder: Path) -> list[Path]:
-    """Write files into a folder; return their paths. Raises SpecError, and writes none, if one is there and differs."""
+    """Write files into a folder, which is made if it is not there; return their paths.
+
+    Raises SpecError if a file is there already and differs, before any is written, or if one cannot be written.
+    """
     paths = [folder / file.name for file in files]
     for file, path in zip(files, paths, strict=True):
         if path.is_symlink() or path.exists():

@@ -99,7 +99,11 @@ class Fastest:
         return self._simulated.steps(setup, self._kernels)
 
     def best(self, num_nodes: int, among: Iterable[Setting] | None = None) -> Timed | None:
-        """Return the fastest setting that fits so many servers, or None; those that cannot win are not timed."""
+        """Return the fastest setting whose live bytes fit so many servers; None if there is none.
+
+        A setting is not timed if its computation alone, its collectives alone, or its time on other numbers of nodes
+        shows that it is slower.
+        """
         cluster, found, most = self.cluster(num_nodes), None, 0.0
         for alone, group in self._classes(cluster, self._simulated.settings if among is None else among):
             if found and alone <= most:
@@ -184,7 +188,10 @@ class Fastest:
         return rates_of(setup, self.cluster(setup.world_size // self.gpus_per_node), "cuda", self.goal.calibration)
 
     def bound(self, fewest: int, most: int) -> float:
-        """Return what one GPU does not exceed in tokens a second: its speed of computation alone. 0 if unknown."""
+        """Return tokens per second that one GPU does not exceed on so many nodes; 0 if its rates are not known.
+
+        It is the speed of computation alone, with the micro-batches that make the global batch on the fewest.
+        """
         levels: dict[tuple[Checkpointing, str | None], list[Setting]] = {}
         for setting in self._simulated.settings:  # none before selective before full: each computes more
             levels.setdefault((setting.checkpointing, setting.checkpointing_policy), []).append(setting)

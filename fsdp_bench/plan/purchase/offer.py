@@ -81,6 +81,8 @@ class OfferDocument(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_second_per_gpu: Positive
     tokens_per_second_per_gpu_range: tuple[Positive, Positive] | None
     range_because: str | None
+    is_like_published: bool = True
+    """Whether published runs on such GPUs check its speed."""
     seconds: Positive | None
     fast_seconds: Positive | None = None
     slow_seconds: Positive | None
@@ -271,6 +273,7 @@ class Offer(ABC):
             tokens_per_second_per_gpu=speed,
             tokens_per_second_per_gpu_range=span and (speed * span.slowest, speed * span.fastest),
             range_because=span and span.because,
+            is_like_published=span is not None and span.is_like_published,
             seconds=self.seconds,
             fast_seconds=self.fast_seconds,
             slow_seconds=self.slow_seconds,

@@ -40,7 +40,10 @@ class ScriptQuantity:
 
 
 def read_quantity(text: str) -> ScriptQuantity:
-    """Read ``batch``, ``seq=512..65536:512``, or ``tp=8..1`` if memory falls. Raises SpecError for no usable range."""
+    """Read ``batch``, ``batch=1..512`` or ``seq=512..65536:512``; ``tp=8..1`` if memory falls as the value grows.
+
+    Raises SpecError for a name without a usual range, and for a range of fewer than two values.
+    """
     name, equals, given = text.partition("=")
     name = name.strip()
     match = re.fullmatch(r"\s*(\d+)\s*\.\.\s*(\d+)\s*(?::\s*(\d+))?\s*", given)

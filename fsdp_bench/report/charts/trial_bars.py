@@ -179,7 +179,8 @@ CHARTS = (
 def draw_all(records: list[TrialRecord], folder: Path, machine: str) -> list[Path]:
     """Draw every chart of a sweep's records as PNG, in place of earlier ones; return the files, none without bars.
 
-    Of too many or incomparable trials there are several: ``peak-memory-fp32.png``. Raises OSError.
+    Trials that are too many for one chart, or not comparable, have several, such as ``peak-memory-fp32.png``. Raises
+    OSError if the folder cannot be written.
     """
     for chart in CHARTS:
         for outdated in folder.glob(f"{chart.name}*.png"):

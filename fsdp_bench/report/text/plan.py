@@ -229,7 +229,7 @@ def plan_text(plan: PlanDocument) -> str:
             lines.append(fact("more nodes", f"do not help: beyond {most} training is not faster (predicted)"))
     if offers:
         lines += ["", *_table(plan, offers)]
-    if any(offer.range_because is None for _, offer in offers):
+    if not all(offer.is_like_published for _, offer in offers):
         lines.append("* as predicted: no published run of such a setup on such a GPU was ever compared")
         lines.append("  (the winner is one of these only where no other is in time and in budget)")
     shown = {offer.server for _, offer in offers}
@@ -308,7 +308,7 @@ def _table(plan: PlanDocument, offers: Sequence[tuple[str, OfferDocument]]) -> l
     headers = ("", "nodes", "server", unit.name, "price", _SPEED, "setting")
     rows = []
     for label, offer in offers:
-        star = _NEVER_COMPARED if offer.range_because is None else ""
+        star = "" if offer.is_like_published else _NEVER_COMPARED
         missed = f" {word}" if (word := _missed_limit(plan, offer)) else ""
         speed = f"{offer.tokens_per_second_per_gpu:,.0f}{star if offer.seconds is None else ''}"
         time = "" if offer.seconds is None else f"{_span(unit.text, times(offer))}{star}{missed}"

@@ -133,10 +133,10 @@ def _mode(prediction: Prediction) -> str:
     is_compiled = prediction.setup.compile and not prediction.for_eager
     kind = "compiled blocks" if is_compiled else "eager"
     if prediction.verdict is Verdict.RUNS_WITH_RETRIES and prediction.allocator.num_retries_later != 0:
-        least = prediction.speed.retries_at_least_seconds
-        at_least = "" if least is None else f"at least {step_text(least)}, "
+        seconds = prediction.speed.retries_seconds
+        own = "" if seconds is None else f"about {step_text(seconds)} as on one H100, without what other ranks wait; "
         published = f"about {SECONDS_OF_A_PUBLISHED_RETRY:g} s each in the one published run"
-        return f"{kind}, without the time of the retries: {at_least}{published}"
+        return f"{kind}, without the time of the retries: {own}{published}"
     return f"{kind}, if it did fit" if prediction.verdict is Verdict.DOES_NOT_FIT else kind
 
 

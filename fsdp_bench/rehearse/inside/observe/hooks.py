@@ -106,7 +106,10 @@ _NOTING = "_fsdp_bench_noting"
 
 
 def _noting(original: Callable[..., Any], name: str, note: Callable[[str], None]) -> Callable[..., Any]:
-    """Return a function that Dynamo traces as the original: it traces FSDP1's hooks until a graph breaks in one."""
+    """Return a function that notes its calls, and that Dynamo traces as it does the original.
+
+    Dynamo traces FSDP1's hooks, and skips functions by the name of their file, so this one has the original's.
+    """
     if hasattr(original, _NOTING):
         return original
 

@@ -183,7 +183,10 @@ _REPLACEMENTS = {
 
 
 def _compute(operator: Any, arguments: Any, keywords: Any, found: Any) -> bool:
-    """Compute an operator on the CPU into PyTorch's results; return whether the CPU can: CUDA's own code has run."""
+    """Compute an operator on the CPU, and write the results where PyTorch's kernel should have written them.
+
+    Return False if the CPU cannot. That is no error: the code for CUDA has run, without a kernel.
+    """
     written = {tensor.data_ptr() for tensor in tensors_in(found)}
     with torch._C._AutoDispatchBelowAutograd():
         for prepare in (_on_host, _as_float):  # the CPU has histc for floating-point numbers alone

@@ -95,7 +95,7 @@ def _fake_backend(rank: int, size: int) -> Any:
 
 
 def _split(group: Any, _store: Any, ranks: list[int], _options: Any) -> Any:
-    """Return the backend of a part of the world, for torch 2.15, whose NCCL options FakeProcessGroup does not take."""
+    """Return the backend of a new group: torch 2.15 splits NCCL's communicator, with options that are NCCL's own."""
     return _fake_backend(ranks.index(group.rank()), len(ranks))
 
 
