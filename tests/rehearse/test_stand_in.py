@@ -1,5 +1,6 @@
 """The stand-in's functions, called as PyTorch calls them, without PyTorch: by ctypes, in a process each."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="n
 A100 = gpu_of(8.0)
 
 PRELUDE = """
-import ctypes, os
+import ctypes, os, sys
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_void_p, create_string_buffer
 lib = ctypes.CDLL(os.environ["LIBRARY"])
 for name in ("stand_in_used_bytes", "stand_in_peak_bytes", "stand_in_unsupported"):
@@ -391,6 +392,49 @@ assert lib.ncclGetUniqueId(byref(handle)) == 5 and lib.cudnnCreate(byref(handle)
 assert unsupported() == "cublasNewestFunction 1\\ncudaNewestFunction 1\\nncclGetUniqueId 1\\ncudnnCreate 1\\n"
 """
     assert "it does nothing" in run(script, STAND_IN_UNSUPPORTED="warn").stderr
+
+
+CUDNN = r"""
+#include <stdio.h>
+#include <stdlib.h>
+static char made;
+int cudnnBackendCreateDescriptor(int type, void **descriptor) {
+    return *descriptor = &made, type == 38 && getenv("IS_OLD") ? 2000 : 0; /* CUDNN_STATUS_BAD_PARAM */
+}
+int cudnnBackendDestroyDescriptor(void *descriptor) { return 0; }
+int cudnnBackendFinalize(void *descriptor) { return 0; }
+int cudnnBackendSetAttribute(void *descriptor, int name, int type, long long count, const char *elements) {
+    if (name == 2702) printf("%.*s\n", (int)count, elements);
+    else printf("%d %d %d\n", name, type, *(char **)elements == &made);
+    return fflush(stdout), 0;
+}
+int cudnnBackendGetAttribute(void) { return 0; }
+"""
+"""A cuDNN that prints what is said to it."""
+
+
+def test_cudnn_compiles_for_the_gpu_and_without_handles(run: Run, tmp_path: Path) -> None:
+    library, source = tmp_path / "libcudnn.so.9", tmp_path / "cudnn.c"
+    source.write_text(CUDNN)
+    compiler = next(filter(shutil.which, COMPILERS))
+    subprocess.run([compiler, "-shared", "-fPIC", "-Wl,-soname," + library.name, source, "-o", library], check=True)
+    script = f"""
+cudnn, handle = ctypes.CDLL({str(library)!r}), c_void_p()
+if os.environ.get("IS_OLD"):
+    assert lib.cudnnCreate(byref(handle)) == 3000 and unsupported() == "cudnnCreate 1\\n"
+    sys.exit()
+assert lib.cudnnCreate(byref(handle)) == 0 and unsupported() == ""
+for kind in (2, 4, 5, 15):  # an engine, a heuristic, a plan, a graph
+    descriptor = created(lambda found: lib.cudnnBackendCreateDescriptor(kind, found))
+    assert lib.cudnnBackendSetAttribute(descriptor, 800, 0, c_ulonglong(1), byref(handle)) == 0
+assert lib.cudnnBackendExecute(handle, descriptor, descriptor) == 0
+"""
+    said, *attributes = run(script).stdout.splitlines()
+    assert attributes == ["1307 15 1", "204 15 1", "407 15 1"]  # CUDNN_ATTR_..._DEVICEPROP, a descriptor; no handle
+    gpu = json.loads(said)
+    assert (gpu["deviceName"], gpu["deviceVer"], gpu["multiProcessorCount"]) == (A100.product_name, 800, 108)
+    assert (gpu["maxSharedMemoryPerBlockOptin"], gpu["l2CacheSize"]) == (163 << 10, 40 << 20)  # NVIDIA's whitepaper
+    assert "it fails" in run(script, IS_OLD="1").stderr
 
 
 def test_a_machine_without_addresses_is_not_a_full_gpu(run: Run) -> None:

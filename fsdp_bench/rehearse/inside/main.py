@@ -81,6 +81,8 @@ class _Rehearsal:
         self.reads.install()
         self.host.install()
         checkpoints.write_no_tensors(self.files.seen)
+        if not _answer_of_stand_in("stand_in_has_cudnn"):
+            os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # where PyTorch would prefer cuDNN's attention
         if not self.plan["stops_at_unsupported"]:
             self.torch.backends.cudnn.enabled = False
             self.torch.backends.cuda.enable_cudnn_sdp(False)
@@ -111,6 +113,11 @@ class _Rehearsal:
             found.append(f"accelerate was given {self.plan['strategy']} (--strategy).")
         if not self.plan["stops_at_unsupported"]:
             found.append("PyTorch's own kernels ran instead of cuDNN's, which need other memory (--unsupported warn).")
+        if _answer_of_stand_in("stand_in_pointwise_convolutions"):
+            found.append(
+                "Convolutions of 1x1 have the workspaces of kernels that cuDNN has without a GPU; with one it may run"
+                " cuBLASLt's, with others."
+            )
         if self.launch.num_processes not in (None, 1, self.world_size):  # torchrun's default is 1
             found.append(f"The command says {self.launch.num_processes} ranks; rehearsed was one of {self.world_size}.")
         if not integers.can_compute():
@@ -181,6 +188,10 @@ class _Rehearsal:
             Path(self.plan["imported"]).write_text(json.dumps(self.imports.files()))
         if self.plan["snapshot"] and torch.cuda.is_initialized():
             torch.cuda.memory._dump_snapshot(self.plan["snapshot"])  # for pytorch.org/memory_viz
+
+
+def _answer_of_stand_in(name: str) -> int:
+    return int(getattr(ctypes.CDLL(None), name, int)())
 
 
 def report_at_signal(report: Callable[[], object]) -> None:

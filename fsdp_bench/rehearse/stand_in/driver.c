@@ -1,6 +1,8 @@
 /* The CUDA driver (libcuda): devices, contexts, modules, launches, as far as PyTorch, Triton and Inductor call it. */
+#define _GNU_SOURCE
 #include "stand_in.h"
 
+#include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -23,10 +25,16 @@ int cuGetErrorString(int error, const char **text) {
 }
 
 /* Tables of functions that NVIDIA does not document. CUPTI asks for one, and PyTorch's profiler then goes on without
- * kernels: not counted as lacking, as no memory depends on it. A library with a CUDA runtime of its own fails. */
+ * kernels: not counted as lacking, as no memory depends on it. A library with a CUDA runtime of its own fails. What
+ * cuDNN does here (cudnn.c) needs none of those that it and its compiler have. */
 int cuGetExportTable(const void **table, const void *id) {
+    static const char *const of_cudnn[] = {"/libcudnn", "/libcublasLt", "/libnvrtc"};
     static int is_told;
-    if (!__atomic_exchange_n(&is_told, 1, __ATOMIC_RELAXED))
+    Dl_info caller = {"", 0};
+    dladdr(__builtin_return_address(0), &caller);
+    int is_needed = 1;
+    for (int i = 0; i < 3; ++i) is_needed &= !strstr(caller.dli_fname, of_cudnn[i]);
+    if (is_needed && !__atomic_exchange_n(&is_told, 1, __ATOMIC_RELAXED))
         fprintf(stderr, "fsdp-bench rehearse: cuGetExportTable was called, which this stand-in lacks: "
                 "profilers see no kernels, and a library with a CUDA runtime of its own cannot start\n");
     return (void)id, *table = NULL, CUDA_ERROR_NOT_FOUND;
@@ -141,6 +149,23 @@ int cuFuncSetAttribute(void *function, int attribute, int value) {
 }
 int cuFuncSetCacheConfig(void *function, int config) { return (void)function, (void)config, 0; }
 
+/* The same by libraries and kernels, of which each context has a module and a function: cuDNN's attention, compiled by
+ * NVRTC. */
+int cuLibraryLoadData(void **loaded, const void *image) { return cuModuleLoadData(loaded, image); }
+int cuLibraryLoadFromFile(void **loaded, const char *path) { return cuModuleLoad(loaded, path); }
+int cuLibraryUnload(void *loaded) { return (void)loaded, 0; }
+int cuLibraryGetModule(void **of_context, void *loaded) { return *of_context = loaded, 0; }
+int cuLibraryGetKernel(void **found, void *loaded, const char *name) {
+    return cuModuleGetFunction(found, loaded, name);
+}
+int cuKernelGetFunction(void **of_context, void *kernel) { return *of_context = kernel, 0; }
+int cuKernelGetAttribute(int *value, int attribute, void *kernel, int device) {
+    return (void)device, cuFuncGetAttribute(value, attribute, kernel);
+}
+int cuKernelSetAttribute(int attribute, int value, void *kernel, int device) {
+    return (void)device, cuFuncSetAttribute(kernel, attribute, value);
+}
+
 /* ---- launches */
 
 static int launched(const char *function, cudaStream_t stream) {
@@ -170,6 +195,10 @@ int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int
 }
 int cuTensorMapEncodeTiled(void) { return 0; } /* descriptors for copies of tiles, which no kernel reads */
 int cuTensorMapEncodeIm2col(void) { return 0; }
+int cuThreadExchangeStreamCaptureMode(int *mode) {
+    extern cudaError_t cudaThreadExchangeStreamCaptureMode(int *);
+    return cudaThreadExchangeStreamCaptureMode(mode);
+}
 int cuStreamSynchronize(cudaStream_t stream) {
     extern cudaError_t cudaStreamSynchronize(cudaStream_t);
     return cudaStreamSynchronize(stream);
