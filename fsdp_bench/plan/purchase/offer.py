@@ -15,7 +15,7 @@ from fsdp_bench.plan.prediction import Prediction, answer, answer_if_it_fits
 from fsdp_bench.plan.purchase.fastest import Timed
 from fsdp_bench.plan.purchase.goal import SECONDS_PER_DAY, Goal, Terms
 from fsdp_bench.plan.question import Question
-from fsdp_bench.plan.ranges import PeakRange, Range, if_nearly_full, peak_range, speed_range
+from fsdp_bench.plan.ranges import PeakRange, Range, peak_range, speed_range
 from fsdp_bench.rates.collectives import is_over_pcie
 from fsdp_bench.rates.datasheet import products_efficiency
 from fsdp_bench.simulate.step import SimulatedSteps
@@ -331,11 +331,7 @@ class SettingOffer(Offer):
         flops, peak = self.goal.model.hardware_flops_per_token(setup), cluster.gpu.peak_flops_per_second("bf16")
         products = (flops or 0.0) * self.tokens_per_second_per_gpu / (peak or 1.0) / products_efficiency(cluster.gpu)
         over_pcie = is_over_pcie(cluster) and cluster.gpus_per_node > 1
-        span = speed_range(cluster, setup, over_pcie, self.goal.calibration, min(products, 1.0))
-        found = self._if_it_fits
-        if span is None or found is None:
-            return span
-        return if_nearly_full(span, found.needed_bytes, cluster.gpu.usable_memory_bytes)
+        return speed_range(cluster, setup, over_pcie, self.goal.calibration, min(products, 1.0))
 
     @property
     def text(self) -> str:

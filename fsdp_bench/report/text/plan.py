@@ -230,7 +230,7 @@ def plan_text(plan: PlanDocument) -> str:
     if offers:
         lines += ["", *_table(plan, offers)]
     if not all(offer.is_like_published for _, offer in offers):
-        lines.append("* as predicted: no published run of such a setup on such a GPU was ever compared")
+        lines.append("* unlike all published runs that were compared: the range is wide")
         lines.append("  (the winner is one of these only where no other is in time and in budget)")
     shown = {offer.server for _, offer in offers}
     if beaten := [name for name in plan.looked_at if name not in shown]:
