@@ -254,13 +254,13 @@ def test_retries_that_go_on_have_a_time_and_widen_the_range() -> None:
     nodes = [Hardware(server=one, gpu=gpu(one.gpu), gpus_per_node=8) for one in cards]
     found, full = (estimate_of(shape_7b, setup, one) for one in nodes)
     assert found.speed.retries_seconds is None
-    least, reading = full.speed.retries_seconds, full.allocator
-    assert least is not None
+    seconds, reading = full.speed.retries_seconds, full.allocator
+    assert seconds is not None
     assert reading.num_retries_later
     rows = next(rows for name, rows in json.loads(RATES_OF_AN_H100.read_text()).items() if name.startswith("retries"))
     gibs = [(number * size + asked) / GIB for number, size, asked, *_ in rows]
     measured = median(row[3] / gib for row, gib in zip(rows, gibs, strict=True))
-    assert least == pytest.approx(2 * measured * reading.retried_bytes_later / GIB, rel=0.15)
+    assert seconds == pytest.approx(2 * measured * reading.retried_bytes_later / GIB, rel=0.15)
     assert full.speed.range is not None
     _, longest = full.speed.range.step_seconds(full.step_seconds or 0.0)
     assert longest >= 1.36 * (full.step_seconds or 0.0) + 1.0 * reading.num_retries_later
