@@ -14,7 +14,7 @@ from fsdp_bench.spec.errors import ExitCode
 
 _OF_REHEARSALS = (
     *("each", "env", "edit", "strategy", "power", "catalog", "steps", "rank", "ranks", "random_weights"),
-    *("balanced_routing", "unsupported", "tokens_per_step", "timeout", "words"),
+    *("random_data", "balanced_routing", "unsupported", "tokens_per_step", "timeout", "words"),
 )
 """Options of rehearse that plans take."""
 

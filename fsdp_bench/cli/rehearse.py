@@ -105,6 +105,13 @@ class Files:
 @click.option("--max-gpu-memory", metavar="70GiB", help="Exit with 3 if a GPU needs more: for CI.")
 @click.option("--random-weights", is_flag=True, help="from_pretrained makes models from their configuration alone.")
 @click.option(
+    "--random-data",
+    is_flag=False,
+    flag_value="",
+    metavar="[WORDS|COLUMN=KIND,..]",
+    help="Tokenizers and datasets that are not here are random, of so many words a text (2048).",
+)
+@click.option(
     "--balanced-routing",
     is_flag=True,
     help="Mixture of experts: each expert gets equally many tokens. Without it, unknown.",

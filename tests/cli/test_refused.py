@@ -231,6 +231,7 @@ A_SCRIPT = [
     (f"{REHEARSE} --chart memory.pdf {PYTHON}", "ends in .png or .svg"),
     (f"{REHEARSE} --snapshot no/such/folder/s.pickle {PYTHON}", "is no folder"),
     (f"{REHEARSE} --time --steps 1 {PYTHON}", "steps: '1' is not allowed with --time"),
+    (f"{REHEARSE} --random-data image=film {PYTHON}", "random-data: 'image=film' is not allowed; the words of a text"),
     (f"{REHEARSE} --tokens-per-step 8 {PYTHON}", "tokens-per-step: it counts for --time alone"),
     (f"{REHEARSE} --time --tokens-per-step 0 {PYTHON}", "tokens-per-step: '0' is not allowed"),
     (f"rehearse --gpu MI300X {PYTHON}", "cannot be rehearsed"),

@@ -37,6 +37,7 @@ if __name__ == "__main__":  # make the folder of this file a package, under a na
 
 if TYPE_CHECKING:
     from .observe.steps import Steps
+    from .replace.hub import MissingFiles
 
 
 END_SIGNAL = signal.SIGRTMIN + 5
@@ -67,13 +68,14 @@ class _Rehearsal:
         self.steps: Steps = Steps(plan["steps"], self.counters, self.issued, plan["ends_early"])
         self.reads = Reads()
         self.host = SkippedWrites()
+        self.missing: MissingFiles | None = None
         self.imports = Imports() if plan.get("imported") else None
 
     def prepare(self) -> None:
         from .observe.memory import record_history
         from .observe.side_effects import keep_from_dynamo
         from .observe.steps import EnoughSteps
-        from .replace import checkpoints, collectives, integers, process_group
+        from .replace import checkpoints, collectives, hub, integers, process_group
 
         keep_from_dynamo()
         self.counters.install()
@@ -90,6 +92,9 @@ class _Rehearsal:
         collectives.give_messages(self.plan["messages"], EnoughSteps)
         process_group.join_alone(self.rank, self.world_size)
         process_group.run_one_process(self.rank % self.gpus_per_node)
+        if self.plan["random_data"] is not None:
+            self.missing = hub.MissingFiles(self.plan["random_data"], Path(self.plan["report"]).parent, self.world_size)
+            self.missing.install()
         if self.plan["random_weights"]:
             checkpoints.use_random_weights()
         record_history()
@@ -107,6 +112,8 @@ class _Rehearsal:
             "random_weights": "from_pretrained made models from their configuration alone (--random-weights).",
         }
         found = [text for option, text in notes.items() if self.plan[option]]
+        if self.missing is not None:
+            found += self.missing.notes()
         if self.plan["strategy"]:
             found.append(f"accelerate was given {self.plan['strategy']} (--strategy).")
         if not self.plan["stops_at_unsupported"]:

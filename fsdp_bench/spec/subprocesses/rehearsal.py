@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from enum import StrEnum
 from itertools import groupby
+from typing import Any
 
 import msgspec
 
@@ -29,6 +30,17 @@ class RehearsedGpu(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.usable_bytes - self.kept_free_bytes
 
 
+class RandomData(msgspec.Struct, frozen=True, kw_only=True):
+    """What takes the place of tokenizers and datasets that are not on this machine."""
+
+    tokens: int = 2048
+    """Words in a text; a random tokenizer makes each of them one token."""
+    columns: dict[str, str] = {}
+    """The columns of a dataset, with what is in each: ``chat``, ``text:4096``. Empty: those that are known of it."""
+    configs: dict[str, dict[str, Any]] = {}
+    """The config.json of models that may not be on this machine, by ``model_key`` of rehearse/inside/replace/hub.py."""
+
+
 class RehearsalOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The way a command is rehearsed, whichever of its ranks runs: the world, the steps, and what is assumed."""
 
@@ -43,6 +55,7 @@ class RehearsalOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A file for PyTorch's memory snapshot, as an absolute path."""
     random_weights: bool = False
     """Whether from_pretrained makes models from their configuration alone."""
+    random_data: RandomData | None = None
     balanced_routing: bool = False
     """Whether each expert of a mixture of experts gets equally many tokens."""
     stops_at_unsupported: bool = True

@@ -47,6 +47,7 @@ def plan_of(scratch: Path, *words: str, **changes: Any) -> dict[str, Any]:
         "report": str(scratch / "report.json"),
         "snapshot": None,
         "random_weights": False,
+        "random_data": None,
         "balanced_routing": False,
         "stops_at_unsupported": True,
         "notes_work": False,

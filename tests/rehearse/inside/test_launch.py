@@ -161,4 +161,5 @@ def test_a_file_for_the_users_interpreter_is_python_3_10_without_our_dependencie
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 0}
     imported |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
     roots = {str(name).split(".")[0] for name in imported}
-    assert roots <= {*sys.stdlib_module_names, "torch", "accelerate", "transformers", "safetensors"}
+    of_scripts = {"accelerate", "transformers", "safetensors", "tokenizers", "huggingface_hub", "PIL"}
+    assert roots <= {*sys.stdlib_module_names, "torch", *of_scripts}

@@ -6,4 +6,6 @@ Read in this order:
     integers.py       small integers of the GPU hold what they would hold in training
     host_memory.py    models in host memory that take none
     checkpoints.py    checkpoints without the bytes of their tensors; models without a checkpoint
+    hub.py            configurations and tokenizers that are not on this machine
+    random_examples.py  datasets that are not on this machine
 """
