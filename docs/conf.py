@@ -18,7 +18,7 @@ myst_heading_anchors = 4
 suppress_warnings = ["misc.highlighting_failure"]  # the outputs of commands are no language
 
 CONTENTS = {
-    "README": "questions guide reference/settings reference/adapters reference/compile reference/code"
+    "README": "questions guide frameworks reference/settings reference/adapters reference/compile reference/code"
     " reference/rehearsals reference/words validation catalog sweeps results clusters python troubleshooting"
     " architecture recordings",
     "docs/guide": "guide/predict guide/max-size guide/plan guide/rehearse guide/check guide/compare guide/dry-run"

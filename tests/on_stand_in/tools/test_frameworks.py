@@ -1,0 +1,37 @@
+"""Frameworks' own examples, unmodified: the peaks that docs/frameworks.md has."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fsdp_bench.spec.files import private_folder
+from tools.frameworks.environment import Environments
+from tools.frameworks.matrix import NEWEST_TORCH, Framework, Row, read_matrix
+from tools.frameworks.rehearsal import record_of, rehearse_row
+
+ROWS = [(framework, row) for framework in read_matrix() for row in framework.rows if framework.of_row(row)]
+IN_EVERY_CHANGE = ("trl-sft-fsdp2",)
+"""Rows whose packages `make test-rehearsal` installs."""
+
+pytestmark = pytest.mark.timeout(1800)
+
+
+@pytest.mark.parametrize(
+    ("framework", "row"),
+    [
+        pytest.param(*one, id=one[1].name, marks=[] if one[1].name in IN_EVERY_CHANGE else pytest.mark.slow)
+        for one in ROWS
+    ],
+)
+def test_an_example_has_the_recorded_peak(framework: Framework, row: Row, tmp_path: Path) -> None:
+    release = framework.of_row(row)[0]
+    kept = private_folder("frameworks") or tmp_path
+    places = Environments(kept, {NEWEST_TORCH: Path(sys.executable)})
+    if release.torch != NEWEST_TORCH:
+        pytest.skip(f"torch {release.torch} is not here: python -m tools.frameworks --torch {release.torch}=PYTHON")
+    found = rehearse_row(framework, row, release, row.gpus[0], places)
+    recorded = next(run for run in record_of(framework, row).runs if run.gpus == row.gpus[0])
+    assert (found.answer, found.why) == (recorded.answer, recorded.why)
+    assert found.peak_allocated_bytes == recorded.peak_allocated_bytes
+    assert found.peak_reserved_bytes == recorded.peak_reserved_bytes

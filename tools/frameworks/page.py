@@ -1,0 +1,66 @@
+"""docs/frameworks.md: what was rehearsed of each framework, with its command, from the records."""
+
+import shlex
+from pathlib import Path
+
+from fsdp_bench.spec.units import GIB
+from tools.frameworks.matrix import NEWEST_TORCH, SERVER, Framework, Row, read_matrix
+from tools.frameworks.rehearsal import Run, record_of
+
+BEGIN, END = "<!-- rows: python -m tools.frameworks --page -->", "<!-- end of rows -->"
+
+
+def write_page(file: Path) -> None:
+    """Write the rows between their marks; the text around them stays."""
+    before, _, rest = file.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    matrix = read_matrix()
+    file.write_text(before + "\n\n".join([BEGIN, _table(matrix), *map(_commands, matrix), END]) + after)
+
+
+def _table(matrix: list[Framework]) -> str:
+    lines = ["| framework | example | release | 8 GPUs | 64 GPUs | seconds |", "|---|---|---|---|---|---|"]
+    for framework in matrix:
+        for row in framework.rows:
+            runs = record_of(framework, row).runs
+            for release in dict.fromkeys(one.release for one in runs):
+                by_gpus = {one.gpus: one for one in runs if one.release == release}
+                seconds = ", ".join(f"{by_gpus[gpus].seconds:.0f}" for gpus in sorted(by_gpus))
+                cells = [_cell(by_gpus.get(gpus)) for gpus in (8, 64)]
+                torch = next(iter(by_gpus.values())).torch
+                named = release if torch == NEWEST_TORCH else f"{release}, torch {torch.removesuffix('.0')}"
+                lines.append(f"| {framework.framework} | {row.what} | {named} | {cells[0]} | {cells[1]} | {seconds} |")
+            for release, why in row.missing.items():
+                lines.append(f"| {framework.framework} | {row.what} | {release} | missing: {why} | | |")
+    return "\n".join(lines)
+
+
+def _cell(run: Run | None) -> str:
+    if run is None:
+        return ""
+    if run.answer in ("failed", "unknown"):
+        return f"{run.answer}: {run.why}"
+    peak = f"{run.peak_allocated_bytes / GIB:.1f} / {run.peak_reserved_bytes / GIB:.1f}"
+    return peak if run.answer == "fits" else f"{peak}, {run.answer}"
+
+
+def _commands(framework: Framework) -> str:
+    parts = [f"## {framework.framework}"]
+    newest = framework.releases[0]
+    parts.append("`pip install " + shlex.join([f"torch=={newest.torch}", *newest.requirements]) + "`")
+    parts += [_command(row, newest.release, framework.file) for row in framework.rows if row.command]
+    return "\n\n".join(parts)
+
+
+def _command(row: Row, release: str, file: str) -> str:
+    """Return one row's command, and where its example and its files are."""
+    options = [] if not row.options else [shlex.join(row.options)]
+    command = row.text(" ".join([f"fsdp-bench rehearse --server {SERVER}", *options, "--", row.command]), release, 8)
+    about = f"**{row.what}**"
+    if row.repository is not None:
+        about += f", in [source/]({row.repository}), the repository" + (
+            f" at {row.text(row.tag, release, 8)}" if row.tag else ""
+        )
+    if row.files:
+        about += f"; `{'`, `'.join(row.files)}` as in [the row](../tools/frameworks/rows/{file})"
+    return f"{about}:\n\n```bash\n{command}\n```"
