@@ -8,6 +8,7 @@ Read in this order:
     real_tensors.py  dry runs on real tensors, with torch
     drawn_script.py  trains what validate/observer.py draws, with torch
     show_recording.py  prints a recording as a person reads it
+    frameworks/    examples of other frameworks, rehearsed as they are
     compiled/      records what torch.compile makes of a block, with torch's CUDA build
     budgets.py     ``make budgets``: how long commands take
     wheel.py       ``make wheel``: a built wheel in an empty environment
