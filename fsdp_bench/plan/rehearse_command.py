@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -319,8 +320,14 @@ def _random_data(asked: str | bool | None, catalog: Catalog) -> RandomData | Non
                 "text, short, caption, chat, image chat (words), image, images (640x480), audio (seconds), label"
             )
     names = {name: model for model in catalog.models() for name in (*names_of(model), *model.same_architecture)}
-    configs = {model_key(name): model.hf_config() for name, model in names.items()}
+    configs = {model_key(name): _with_dtype(model.hf_config()) for name, model in names.items()}
     return RandomData(tokens=tokens, columns=columns, configs=configs)
+
+
+def _with_dtype(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration with the dtype in which large language models are published; the catalogue has none."""
+    is_older = config["model_type"] == "gpt2" or not str(config["architectures"][0]).endswith("ForCausalLM")
+    return config if is_older else {**config, "torch_dtype": "bfloat16"}
 
 
 def _steps(steps: int | str, least: int) -> int | None:

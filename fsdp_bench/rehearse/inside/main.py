@@ -96,7 +96,7 @@ class _Rehearsal:
             self.missing = hub.MissingFiles(self.plan["random_data"], Path(self.plan["report"]).parent, self.world_size)
             self.missing.install()
         if self.plan["random_weights"]:
-            checkpoints.use_random_weights()
+            checkpoints.use_random_weights(Path(self.plan["report"]).parent)
         record_history()
         threading.Thread(target=_print_progress, args=(self.steps,), daemon=True).start()
         if self.issued is not None:

@@ -16,7 +16,7 @@ TRAIN = """
 
     name = "Qwen/Qwen3-0.6B-Base"
     tokenizer = AutoTokenizer.from_pretrained(name)
-    model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16).cuda()
+    model = AutoModelForCausalLM.from_pretrained(name).cuda()  # dtype "auto"
     assert len(tokenizer) == model.config.vocab_size == 151936
     example = load_dataset("trl-lib/Capybara", split="train")[0]["messages"]
     ids = tokenizer.apply_chat_template(example, return_tensors="pt", return_dict=True)["input_ids"]
@@ -36,8 +36,8 @@ def test_a_script_of_a_hubs_model_and_dataset_needs_neither(tmp_path: Path) -> N
     assert "tokens torch.Size([1, 304]) largest True" in found.output  # 300 words, two roles, two ends
     assert found.document["notes"] == [
         "from_pretrained made models from their configuration alone (--random-weights).",
-        "Qwen/Qwen3-0.6B-Base: the configuration is the catalogue's, the tokenizer random, a token a word"
-        " (--random-data).",
+        "Qwen/Qwen3-0.6B-Base: the configuration is the catalogue's, with bfloat16 weights; the tokenizer random, a"
+        " token a word (--random-data).",
         "trl-lib/Capybara: 512 random examples a split: messages (chat, 300 words) (--random-data).",
     ]
     assert not os.path.exists(tmp_path / "empty")

@@ -112,6 +112,17 @@ def test_from_pretrained_reads_a_checkpoint_or_makes_the_model_from_its_configur
     assert "--random-weights" in made.document["notes"][0]
 
 
+@pytest.mark.slow
+def test_a_quantized_model_is_made_as_its_checkpoint_is_read(tmp_path: Path) -> None:
+    (tmp_path / "save.py").write_text(SAVE)
+    subprocess.run([sys.executable, "save.py"], cwd=tmp_path, check=True, capture_output=True)
+    (tmp_path / "train.py").write_text(TRAIN_QUANTIZED)
+    given = ("--gpu", "H100-SXM", "--steps", "1")
+    read = rehearse(*given, "--", "train.py", "checkpoint", folder=tmp_path)
+    made = rehearse(*given, "--random-weights", "--", "train.py", "configuration", folder=tmp_path)
+    assert made.document["memory"] == read.document["memory"]
+
+
 SAVE = """
 from transformers import AutoModelForCausalLM
 from transformers.models.llama import LlamaConfig
@@ -199,3 +210,17 @@ def test_a_choice_among_this_machines_gpus_does_not_count(tmp_path: Path, given:
     words = ("--gpu", "L4", "--world-size", "8", "--", "script.py")
     found = rehearse(*words, command="torchrun", folder=tmp_path, CUDA_VISIBLE_DEVICES=given)
     assert "GPUs: 8" in found.output
+
+
+TRAIN_QUANTIZED = """
+import sys, torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+model = AutoModelForCausalLM.from_pretrained(
+    sys.argv[1], device_map={"": 0}, dtype=torch.bfloat16, quantization_config=BitsAndBytesConfig(load_in_4bit=True))
+model = get_peft_model(model, LoraConfig(target_modules="all-linear"))
+optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad])
+tokens = torch.randint(0, 1000, (1, 512)).cuda()
+model(input_ids=tokens, labels=tokens).loss.backward()
+optimizer.step()
+"""

@@ -11,10 +11,12 @@ import importlib.util
 import inspect
 import json
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import wraps
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -225,17 +227,22 @@ def _num_bytes(value: Any) -> int:
     return sum(leaf.nbytes for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
-def use_random_weights() -> None:
-    """Let ``from_pretrained`` make the model from its configuration, without reading weights."""
+def use_random_weights(folder: Path) -> None:
+    """Let ``from_pretrained`` make the model from its configuration, without reading weights.
+
+    Quantized weights are made from a checkpoint's, and so they are here: of one in ``folder`` that holds nothing.
+    """
     import transformers
 
     major, minor, *_rest = transformers.__version__.split(".")
     name_of_dtype = "dtype" if (int(major), int(minor)) >= (4, 56) else "torch_dtype"
     usual_dtype = "auto" if int(major) >= 5 else None
 
+    load = transformers.PreTrainedModel.from_pretrained.__func__
+
     def from_pretrained(cls: Any, name: Any, /, *_arguments: Any, config: Any = None, **keywords: Any) -> Any:
         if keywords.get("quantization_config") is not None:
-            raise ValueError("--random-weights: quantization_config is not supported, because it reads the weights")
+            return load(cls, _empty_checkpoint(cls, name, folder, config), *_arguments, config=config, **keywords)
         dtype = keywords.pop("dtype", keywords.pop("torch_dtype", usual_dtype))
         device = _device(keywords.pop("device_map", None))
         attention = keywords.pop("attn_implementation", None)
@@ -248,6 +255,24 @@ def use_random_weights() -> None:
         return cls._from_config(config, **given).to(device)
 
     transformers.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
+
+
+def _empty_checkpoint(cls: Any, name: Any, folder: Path, config: Any) -> str:
+    """Return a folder with a configuration and a checkpoint of its model whose file is all holes."""
+    import transformers
+
+    config = config if config is not None else transformers.AutoConfig.from_pretrained(name)
+    with torch.device("meta"):
+        model = cls._from_config(config)
+    saved = model.state_dict().keys()
+    tensors = {key: one for key, one in (*model.named_parameters(), *model.named_buffers()) if key in saved}
+    header, num_bytes = _safetensors_header(tensors, {"format": "pt"})
+    place = Path(tempfile.mkdtemp(dir=folder, prefix="empty-"))
+    config.save_pretrained(place)
+    with open(place / "model.safetensors", "wb") as file:
+        file.write(header)
+        file.truncate(len(header) + num_bytes)
+    return str(place)
 
 
 def _device(device_map: Any) -> Any:

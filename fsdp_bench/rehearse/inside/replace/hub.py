@@ -82,7 +82,8 @@ class MissingFiles:
         if config_file is not None:
             config, source = json.loads(Path(config_file).read_text()), ""
         elif (config := self._configs.get(model_key(name))) is not None:
-            source = "the configuration is the catalogue's, "
+            dtype = f", with {config['torch_dtype']} weights" if "torch_dtype" in config else ""
+            source = f"the configuration is the catalogue's{dtype}; "
         else:
             raise OSError(
                 f"--random-data: the configuration of {name!r} is neither on this machine nor in the catalogue; put"
