@@ -103,7 +103,9 @@ class Files:
 @click.option("--rank", type=int, default=None, metavar="N", help="The rank to run. Default: 0.")
 @click.option("--ranks", metavar="0,7|all|stages", help="Run several ranks in turn and name the worst.")
 @click.option("--max-gpu-memory", metavar="70GiB", help="Exit with 3 if a GPU needs more: for CI.")
-@click.option("--random-weights", is_flag=True, help="from_pretrained makes models from their configuration alone.")
+@click.option(
+    "--random-weights", is_flag=True, help="Models need no checkpoint (transformers, diffusers, timm, torchvision)."
+)
 @click.option(
     "--random-data",
     is_flag=False,

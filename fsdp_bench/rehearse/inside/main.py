@@ -75,7 +75,7 @@ class _Rehearsal:
         from .observe.memory import record_history
         from .observe.side_effects import keep_from_dynamo
         from .observe.steps import EnoughSteps
-        from .replace import checkpoints, collectives, hub, integers, process_group
+        from .replace import checkpoints, collectives, hub, integers, process_group, random_weights
 
         keep_from_dynamo()
         self.counters.install()
@@ -96,7 +96,7 @@ class _Rehearsal:
             self.missing = hub.MissingFiles(self.plan["random_data"], Path(self.plan["report"]).parent, self.world_size)
             self.missing.install()
         if self.plan["random_weights"]:
-            checkpoints.use_random_weights(Path(self.plan["report"]).parent)
+            random_weights.use_random_weights(Path(self.plan["report"]).parent)
         record_history()
         threading.Thread(target=_print_progress, args=(self.steps,), daemon=True).start()
         if self.issued is not None:
@@ -109,7 +109,7 @@ class _Rehearsal:
 
         notes = {
             "balanced_routing": "Each expert gets equally many tokens (--balanced-routing).",
-            "random_weights": "from_pretrained made models from their configuration alone (--random-weights).",
+            "random_weights": "Models have random weights: no checkpoint was read (--random-weights).",
         }
         found = [text for option, text in notes.items() if self.plan[option]]
         if self.missing is not None:

@@ -54,7 +54,7 @@ class RehearsalOptions(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: str | None = None
     """A file for PyTorch's memory snapshot, as an absolute path."""
     random_weights: bool = False
-    """Whether from_pretrained makes models from their configuration alone."""
+    """Whether models need no checkpoint."""
     random_data: RandomData | None = None
     balanced_routing: bool = False
     """Whether each expert of a mixture of experts gets equally many tokens."""

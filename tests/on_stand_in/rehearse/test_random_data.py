@@ -35,7 +35,7 @@ def test_a_script_of_a_hubs_model_and_dataset_needs_neither(tmp_path: Path) -> N
     assert 4 * 2 * 596_049_920 < found.peak_bytes < 6 * 2 * 596_049_920
     assert "tokens torch.Size([1, 304]) largest True" in found.output  # 300 words, two roles, two ends
     assert found.document["notes"] == [
-        "from_pretrained made models from their configuration alone (--random-weights).",
+        "Models have random weights: no checkpoint was read (--random-weights).",
         "Qwen/Qwen3-0.6B-Base: the configuration is the catalogue's, with bfloat16 weights; the tokenizer random, a"
         " token a word (--random-data).",
         "trl-lib/Capybara: 512 random examples a split: messages (chat, 300 words) (--random-data).",

@@ -11,12 +11,10 @@ import importlib.util
 import inspect
 import json
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import wraps
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -144,7 +142,7 @@ def _safetensors_save(save_file: Callable[..., Any], save: Callable[..., bytes])
                 file.write(save(tensors, metadata))
             return None
         sparse["safetensors"] += 1
-        header, num_bytes = _safetensors_header(tensors, metadata)
+        header, num_bytes = safetensors_header(tensors, metadata)
         with open(given["filename"], "wb") as file:
             file.write(header)
             file.truncate(len(header) + num_bytes)
@@ -164,7 +162,7 @@ _NAMES = {
 """The dtypes that the format names: https://github.com/huggingface/safetensors#format."""
 
 
-def _safetensors_header(tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None) -> tuple[bytes, int]:
+def safetensors_header(tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None) -> tuple[bytes, int]:
     """Return what stands before the tensors' bytes, and how many these are."""
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     end = 0
@@ -225,60 +223,3 @@ def _place(given: dict[str, Any]) -> str | None:
 
 def _num_bytes(value: Any) -> int:
     return sum(leaf.nbytes for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
-
-
-def use_random_weights(folder: Path) -> None:
-    """Let ``from_pretrained`` make the model from its configuration, without reading weights.
-
-    Quantized weights are made from a checkpoint's, and so they are here: of one in ``folder`` that holds nothing.
-    """
-    import transformers
-
-    major, minor, *_rest = transformers.__version__.split(".")
-    name_of_dtype = "dtype" if (int(major), int(minor)) >= (4, 56) else "torch_dtype"
-    usual_dtype = "auto" if int(major) >= 5 else None
-
-    load = transformers.PreTrainedModel.from_pretrained.__func__
-
-    def from_pretrained(cls: Any, name: Any, /, *_arguments: Any, config: Any = None, **keywords: Any) -> Any:
-        if keywords.get("quantization_config") is not None:
-            return load(cls, _empty_checkpoint(cls, name, folder, config), *_arguments, config=config, **keywords)
-        dtype = keywords.pop("dtype", keywords.pop("torch_dtype", usual_dtype))
-        device = _device(keywords.pop("device_map", None))
-        attention = keywords.pop("attn_implementation", None)
-        if config is None:  # what names a field of the configuration changes it, as num_labels does
-            config, _unused = transformers.AutoConfig.from_pretrained(name, return_unused_kwargs=True, **keywords)
-        # "auto" is the configuration's dtype, which _from_config takes by itself; None is torch's default.
-        given = {} if dtype == "auto" else {name_of_dtype: dtype or torch.get_default_dtype()}
-        if attention is not None:
-            given["attn_implementation"] = attention
-        return cls._from_config(config, **given).to(device)
-
-    transformers.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
-
-
-def _empty_checkpoint(cls: Any, name: Any, folder: Path, config: Any) -> str:
-    """Return a folder with a configuration and a checkpoint of its model whose file is all holes."""
-    import transformers
-
-    config = config if config is not None else transformers.AutoConfig.from_pretrained(name)
-    with torch.device("meta"):
-        model = cls._from_config(config)
-    saved = model.state_dict().keys()
-    tensors = {key: one for key, one in (*model.named_parameters(), *model.named_buffers()) if key in saved}
-    header, num_bytes = _safetensors_header(tensors, {"format": "pt"})
-    place = Path(tempfile.mkdtemp(dir=folder, prefix="empty-"))
-    config.save_pretrained(place)
-    with open(place / "model.safetensors", "wb") as file:
-        file.write(header)
-        file.truncate(len(header) + num_bytes)
-    return str(place)
-
-
-def _device(device_map: Any) -> Any:
-    """Return where ``from_pretrained`` puts the model. Raises ValueError for several devices."""
-    if isinstance(device_map, dict) and list(device_map) == [""]:
-        device_map = device_map[""]
-    if isinstance(device_map, dict) or device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
-        raise ValueError(f"--random-weights: device_map={device_map!r} is not supported; one device is, or none")
-    return "cpu" if device_map is None else device_map

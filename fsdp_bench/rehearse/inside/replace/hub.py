@@ -60,20 +60,24 @@ class MissingFiles:
         """Say what was made, a sentence each."""
         return self._notes + self._examples.notes
 
-    def _with_config(self, name: str) -> str:
+    def _with_config(self, name: str, _subfolder: str) -> str:
         """Return where the configuration is: where it was said, or a folder with the catalogue's."""
         if os.path.exists(name) or _cached(name, _CONFIG_FILES) is not None:
             return name
         return self._folder_for(name, None)
 
-    def _with_tokenizer(self, name: str) -> str:
-        """Return where a tokenizer and a processor are: where it was said, or a folder with random ones."""
+    def _with_tokenizer(self, name: str, subfolder: str) -> str:
+        """Return where a tokenizer and a processor are: where it was said, or a folder with random ones.
+
+        A pipeline of diffusers has the vocabulary of its folder ``tokenizer`` in ``text_encoder``.
+        """
         if not os.path.exists(name):
             is_cached = _cached(name, _OWN_FILES) is not None
             return name if is_cached else self._folder_for(name, _cached(name, _CONFIG_FILES))
-        config = os.path.join(name, *_CONFIG_FILES)
-        has_own = any(os.path.exists(os.path.join(name, file)) for file in _OWN_FILES)
-        return self._folder_for(name, config) if os.path.exists(config) and not has_own else name
+        config = os.path.join(name, subfolder.replace("tokenizer", "text_encoder"), *_CONFIG_FILES)
+        has_own = any(os.path.exists(os.path.join(name, subfolder, file)) for file in _OWN_FILES)
+        known = os.path.join(name, subfolder) if subfolder else name
+        return self._folder_for(known, config) if os.path.exists(config) and not has_own else name
 
     def _folder_for(self, name: str, config_file: str | None) -> str:
         """Return a folder with all but the weights, made once. Raises OSError without a configuration."""
@@ -104,7 +108,7 @@ def model_key(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", "".join(word for word in words if word not in _OF_TRAINING))
 
 
-def _redirecting(place: Callable[[str], str]) -> Callable[[ModuleType], None]:
+def _redirecting(place: Callable[[str, str], str]) -> Callable[[ModuleType], None]:
     """Return a change of a module: the ``from_pretrained`` of its classes reads another folder than it is told."""
 
     def change(module: ModuleType) -> None:
@@ -116,12 +120,15 @@ def _redirecting(place: Callable[[str], str]) -> Callable[[ModuleType], None]:
     return change
 
 
-def _reading(load: Callable[..., Any], place: Callable[[str], str]) -> Callable[..., Any]:
+def _reading(load: Callable[..., Any], place: Callable[[str, str], str]) -> Callable[..., Any]:
     @wraps(load)
     def from_pretrained(cls: Any, *arguments: Any, **keywords: Any) -> Any:
         name = arguments[0] if arguments else keywords.pop("pretrained_model_name_or_path", None)
         if isinstance(name, (str, os.PathLike)):
-            name = place(os.fspath(name))
+            found = place(os.fspath(name), keywords.get("subfolder") or "")
+            if found != os.fspath(name):
+                keywords.pop("subfolder", None)  # of what was made
+            name = found
         return load(cls, name, *arguments[1:], **keywords)
 
     return from_pretrained
