@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from fsdp_bench.catalog.loader import gpu
+from fsdp_bench.simulate.operators.kernel_workspaces import workspace_of
+from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
 from tests.on_stand_in.interpreters import allocations_on_gpu, run_on_gpu
 from tests.on_stand_in.rehearsing import rehearse_script
 
@@ -90,6 +93,32 @@ def test_attention_takes_what_it_took_on_an_h100(every: int) -> None:
     assert found == [shape[8:] for shape in shapes]
 
 
+BACKWARD = """
+import torch.nn.functional as F
+
+for batch, heads, groups, length, head in json.load(sys.stdin):
+    sizes = [(batch, length, count, head) for count in (heads, groups, groups)]
+    q, k, v = (torch.empty(size, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for size in sizes)
+    [x.requires_grad_() for x in (q, k, v)]
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=groups != heads)
+    gradient = torch.empty_like(out)
+    allocated(lambda: torch.autograd.grad(out, (q, k, v), gradient))
+"""
+KINDS_OF_SHAPES = [(1, 4, 4, 512, 64), (2, 4, 2, 333, 128), (1, 4, 4, 512, 192), (1, 4, 2, 512, 80), (3, 4, 1, 1, 64)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["H100-SXM", "B200", "A100-SXM-80GB"])
+def test_attentions_workspace_is_predicted_where_pytorch_chooses_the_kernel(name: str) -> None:
+    kernels = kernels_on(CUDA, gpu(name))
+    for shape, found in zip(KINDS_OF_SHAPES, allocations_on_gpu(name, BACKWARD, KINDS_OF_SHAPES), strict=True):
+        batch, heads, groups, length, head = shape
+        dims = batch, heads, groups, length, length, head, 1
+        predicted = workspace_of("aten::_scaled_dot_product_flash_attention_backward", dims, 2, kernels).after
+        results = [2 * batch * count * length * head for count in (heads, groups, groups)]
+        assert sorted(found) == sorted([*results, *predicted]), shape
+
+
 VISION = """
 import torch
 import torch.nn.functional as F
@@ -116,16 +145,16 @@ for _ in range(3):
     optimizer.step()
     optimizer.zero_grad()
 """
-FLASH_ATTENTION = 1
-"""torch.nn.attention.SDPBackend.FLASH_ATTENTION, which rehearsals prefer to cuDNN's, as predictions do."""
+CUDNN_ATTENTION = 3
+"""torch.nn.attention.SDPBackend.CUDNN_ATTENTION, which PyTorch prefers on an H100 from cuDNN 9.15.1 on."""
 
 
-def test_a_vision_transformer_is_rehearsed_with_cudnns_convolution_and_twice_the_same(tmp_path: Path) -> None:
+def test_a_vision_transformer_is_rehearsed_with_cudnn_and_twice_the_same(tmp_path: Path) -> None:
     first, second = (rehearse_script(tmp_path, VISION) for _ in range(2))
     assert first.document["memory"] == second.document["memory"]
     assert first.document["fits"] is True
     assert first.document["unsupported"] == {}
-    assert f"fused kernel {FLASH_ATTENTION}" in first.output
+    assert f"fused kernel {CUDNN_ATTENTION}" in first.output
 
 
 SINGLE_OPERATORS = """
