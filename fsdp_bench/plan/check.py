@@ -56,7 +56,7 @@ class Recipe(Checked, frozen=True, kw_only=True):
     ranks: Any = None
     max_gpu_memory: Any = None
     random_weights: bool = False
-    random_data: str | bool | None = None
+    random_data: Any = None
     balanced_routing: bool = False
     unsupported: Literal["stop", "warn"] = "stop"
     time: bool = False
