@@ -58,6 +58,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     framework: str
     releases: tuple[Release, ...]
     rows: tuple[Row, ...]
+    files: dict[str, str] = {}
+    """What a user has in the working folder of each of its rows."""
     file: str = ""
     """The file's name, which it does not say itself."""
 

@@ -48,19 +48,19 @@ def _commands(framework: Framework) -> str:
     parts = [f"## {framework.framework}"]
     newest = framework.releases[0]
     parts.append("`pip install " + shlex.join([f"torch=={newest.torch}", *newest.requirements]) + "`")
-    parts += [_command(row, newest.release, framework.file) for row in framework.rows if row.command]
+    parts += [_command(framework, row) for row in framework.rows if row.command]
     return "\n\n".join(parts)
 
 
-def _command(row: Row, release: str, file: str) -> str:
-    """Return one row's command, and where its example and its files are."""
-    options = [] if not row.options else [shlex.join(row.options)]
-    command = row.text(" ".join([f"fsdp-bench rehearse --server {SERVER}", *options, "--", row.command]), release, 8)
+def _command(framework: Framework, row: Row) -> str:
+    """Return one row's command at its newest release on 8 GPUs, and where its example and its files are."""
+    release = next((one.release for one in framework.of_row(row)), framework.releases[0].release)
+    words = [f"fsdp-bench rehearse --server {SERVER}", *([shlex.join(row.options)] if row.options else []), "--"]
+    command = row.text(" ".join([*words, row.command.strip()]), release, 8)
     about = f"**{row.what}**"
     if row.repository is not None:
-        about += f", in [source/]({row.repository}), the repository" + (
-            f" at {row.text(row.tag, release, 8)}" if row.tag else ""
-        )
-    if row.files:
-        about += f"; `{'`, `'.join(row.files)}` as in [the row](../tools/frameworks/rows/{file})"
+        tag = f" at {row.text(row.tag, release, 8)}" if row.tag else ""
+        about += f"; `source` is [the repository]({row.repository}){tag}"
+    if files := {**framework.files, **row.files}:
+        about += f"; `{'`, `'.join(files)}` as in [the row](../tools/frameworks/rows/{framework.file})"
     return f"{about}:\n\n```bash\n{command}\n```"

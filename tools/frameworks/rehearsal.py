@@ -51,7 +51,7 @@ def rehearse_row(framework: Framework, row: Row, release: Release, gpus: int, pl
     programs, source = places.programs(framework, release), places.source(row, release)
     with tempfile.TemporaryDirectory(prefix="frameworks-") as name:
         folder = Path(name)
-        for path, text in row.files.items():
+        for path, text in {**framework.files, **row.files}.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(row.text(text, release.release, gpus))
         if source is not None:
