@@ -23,7 +23,7 @@ class Environments:
         """Return the folder of programs of an environment. Raises MachineError if it cannot be made."""
         if (base := self._bases.get(release.torch)) is None:
             raise MachineError(f"torch {release.torch}: no Python with its CUDA build is given; --torch VERSION=PYTHON")
-        if not release.requirements:
+        if _has(base, release.requirements):
             return base.parent
         digest = hashlib.sha256(repr((release.requirements, release.torch, str(base))).encode()).hexdigest()[:8]
         home = self._folder / f"{_plain(framework.framework)}-{_plain(release.release)}-{digest}"
@@ -58,6 +58,11 @@ class Environments:
                 _run("git", "-C", str(partial), "checkout", "-q", tag)
             partial.rename(place)
         return place
+
+
+def _has(python: Path, requirements: tuple[str, ...]) -> bool:
+    """Whether an interpreter has all requirements, ``name==version`` each, of its own."""
+    return set(requirements) <= set(_run(str(python), "-m", "pip", "list", "--format=freeze").splitlines())
 
 
 def _plain(name: str) -> str:

@@ -19,19 +19,22 @@ def write_page(file: Path) -> None:
 
 
 def _table(matrix: list[Framework]) -> str:
-    lines = ["| framework | example | release | 8 GPUs | 64 GPUs | seconds |", "|---|---|---|---|---|---|"]
+    lines = ["| framework | example | said | release | 8 GPUs | 64 GPUs | seconds |", "|---|---|---|---|---|---|---|"]
     for framework in matrix:
         for row in framework.rows:
             runs = record_of(framework, row).runs
+            said = " ".join(f"`{option}`" for option in row.options if option.startswith("--"))
             for release in dict.fromkeys(one.release for one in runs):
                 by_gpus = {one.gpus: one for one in runs if one.release == release}
                 seconds = ", ".join(f"{by_gpus[gpus].seconds:.0f}" for gpus in sorted(by_gpus))
                 cells = [_cell(by_gpus.get(gpus)) for gpus in (8, 64)]
                 torch = next(iter(by_gpus.values())).torch
                 named = release if torch == NEWEST_TORCH else f"{release}, torch {torch.removesuffix('.0')}"
-                lines.append(f"| {framework.framework} | {row.what} | {named} | {cells[0]} | {cells[1]} | {seconds} |")
+                lines.append(
+                    f"| {framework.framework} | {row.what} | {said} | {named} | {cells[0]} | {cells[1]} | {seconds} |"
+                )
             for release, why in row.missing.items():
-                lines.append(f"| {framework.framework} | {row.what} | {release} | missing: {why} | | |")
+                lines.append(f"| {framework.framework} | {row.what} | | {release} | missing: {why} | | |")
     return "\n".join(lines)
 
 
