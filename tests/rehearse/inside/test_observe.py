@@ -212,7 +212,8 @@ def test_deepspeeds_launcher_runs_its_program_as_this_rank(tmp_path: Path) -> No
         """
 from types import SimpleNamespace
 def parse_args(args):
-    return SimpleNamespace(num_gpus=8, num_nodes=-1, no_local_rank=False, module=False, user_script="train.py", user_args=["x"])
+    said = {"num_gpus": 8, "num_nodes": -1, "no_local_rank": False, "module": False}
+    return SimpleNamespace(**said, user_script="train.py", user_args=["x"])
 def main(args=None):
     raise AssertionError("starts processes")
 """
