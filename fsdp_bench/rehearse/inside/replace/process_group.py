@@ -119,6 +119,9 @@ def join_alone(rank: int, world_size: int) -> None:
     store = _SingleRankStore(rank, world_size)
     dist.TCPStore = lambda *_arguments, **_keywords: _SingleRankStore(rank, world_size)
     _keep_objects_of_other_ranks(rank)
+    for module in (dist, c10d, dist.device_mesh):
+        if hasattr(module, "split_group"):
+            module.split_group = _split_group
     c10d.rendezvous = _rendezvous(store, rank, world_size)
     dist.rendezvous = c10d.rendezvous
     _kept.append(store)
@@ -151,6 +154,18 @@ def _complete_fake_backend() -> None:
         if not hasattr(FakeProcessGroup, name) or name.endswith("_for_group"):
             setattr(FakeProcessGroup, name, lambda *_arguments, answer=answer, **_keywords: answer)
     FakeProcessGroup.split = _split
+
+
+def _split_group(parent_pg: Any = None, split_ranks: Any = None, *_options: Any, **named: Any) -> Any:
+    """Return this rank's new group: DeviceMesh splits NCCL's communicator where init_process_group was given a device.
+
+    ``split_ranks`` are ranks within the parent group.
+    """
+    parents = dist.get_process_group_ranks(parent_pg or dist.group.WORLD)
+    groups = [
+        dist.new_group([parents[rank] for rank in ranks], group_desc=named.get("group_desc")) for ranks in split_ranks
+    ]
+    return next((one for one in groups if one is not dist.GroupMember.NON_GROUP_MEMBER), None)
 
 
 def _keep_objects_of_other_ranks(rank: int) -> None:
