@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fsdp_bench.spec.errors import SpecError, shown
 
-OTHER_LAUNCHERS = ("deepspeed", "horovodrun", "ray")
+OTHER_LAUNCHERS = ("horovodrun", "ray")
 CLUSTER_STARTERS = ("srun", "mpirun", "mpiexec", "sbatch", "jsrun")
 ENVIRONMENT_STARTERS = ("poetry", "pipenv", "pdm", "hatch", "pixi", "conda", "mamba")
 PROGRAM_STARTERS = ("nohup", "time", "nice", "numactl", "taskset", "sudo", "exec", "nsys", "ncu")

@@ -151,7 +151,6 @@ def test_uv_run_is_the_projects_own_environment(folder: Path, words: str) -> Non
         ("bash run.sh", "inside it"),
         ("./run.sh", "inside it"),
         ("./without_suffix", "inside it"),
-        ("deepspeed train.py", "with torchrun or accelerate launch"),
         ("ray job", "with torchrun or accelerate launch"),
         ("horovodrun train.py", "with torchrun or accelerate launch"),
         ("/usr/bin/srun python train.py", "give the command after srun"),

@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -94,6 +94,7 @@ class _Rehearsal:
         collectives.give_messages(self.plan["messages"], EnoughSteps)
         process_group.join_alone(self.rank, self.world_size)
         process_group.run_one_process(self.rank % self.gpus_per_node)
+        process_group.run_launched_program(self._run_launched, self._set_num_processes)
         if self.plan["random_data"] is not None:
             self.missing = hub.MissingFiles(self.plan["random_data"], Path(self.plan["report"]).parent, self.world_size)
             self.missing.install()
@@ -103,6 +104,18 @@ class _Rehearsal:
         threading.Thread(target=_print_progress, args=(self.steps,), daemon=True).start()
         if self.issued is not None:
             self.issued.install()
+
+    def _run_launched(self, words: Sequence[str]) -> None:
+        """Run the program that the script, a launcher, starts: its folder takes the place of the launcher's."""
+        from .launch import rank_environment, understand
+
+        os.environ.update(rank_environment(self.rank, self.world_size, self.gpus_per_node))
+        if not sys.flags.safe_path:
+            del sys.path[:1]
+        _run(understand("none", words, self.rank, self.world_size, self.gpus_per_node))
+
+    def _set_num_processes(self, number: int) -> None:
+        self.launch.num_processes = number
 
     def _notes(self) -> list[str]:
         """Say what was assumed or replaced because the command line says so."""

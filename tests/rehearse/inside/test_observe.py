@@ -190,6 +190,38 @@ def test_processes_that_a_script_spawns_are_one(tmp_path: Path) -> None:
     assert [line for line in ran.output.splitlines() if "trains" in line] == ["trains 3 8"]
 
 
+def test_a_launcher_written_in_python_runs_its_program_as_this_rank(tmp_path: Path) -> None:
+    """As ``tune run`` and ``fabric run`` do, through torch.distributed.run."""
+    (tmp_path / "train.py").write_text('import os, sys; print("trains", os.environ["RANK"], *sys.argv)')
+    ran = run_inside(
+        tmp_path,
+        """
+        from torch.distributed.run import main
+        main(["--nproc-per-node", "8", "--nnodes", "2", "train.py", "--lr", "1"])
+        """,
+        rank=3,
+    )
+    assert [line for line in ran.output.splitlines() if "trains" in line] == ["trains 3 train.py --lr 1"]
+    assert "The command says 16 ranks; rehearsed was one of 8." in ran.report["notes"]
+
+
+def test_deepspeeds_launcher_runs_its_program_as_this_rank(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text('import os, sys; print("trains", os.environ["RANK"], *sys.argv)')
+    (tmp_path / "deepspeed" / "launcher").mkdir(parents=True)
+    (tmp_path / "deepspeed" / "launcher" / "runner.py").write_text(
+        """
+from types import SimpleNamespace
+def parse_args(args):
+    said = {"num_gpus": 8, "num_nodes": -1, "no_local_rank": False, "module": False}
+    return SimpleNamespace(**said, user_script="train.py", user_args=["x"])
+def main(args=None):
+    raise AssertionError("starts processes")
+"""
+    )
+    ran = run_inside(tmp_path, "from deepspeed.launcher.runner import main; main()", rank=3)
+    assert [line for line in ran.output.splitlines() if "trains" in line] == ["trains 3 train.py --local_rank=3 x"]
+
+
 def test_a_forked_process_does_not_report_for_the_script(tmp_path: Path) -> None:
     """Its parent is killed, as by the kernel where memory runs out: there is no answer then, and not the child's."""
     ran = run_inside(

@@ -174,3 +174,15 @@ def test_ranks_tell_each_other_integers_and_end_where_they_do_not_know_them_yet(
     again = run_inside(tmp_path, STAGES, world_size=2, messages={"1": other.report["sent"]["0"]})
     assert "rank 0 has [('got', {'shape': (2, 3)})]" in again.output
     assert again.report["waits_for"] is None
+
+
+def test_a_group_that_is_split_has_this_ranks_part(tmp_path: Path) -> None:
+    """As DeviceMesh does after ``init_process_group(device_id=...)``. Ranks count within the parent group."""
+    script = """
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    half = dist.split_group(split_ranks=[[0, 1, 2, 3], [4, 5, 6, 7]])
+    pair = dist.split_group(half, [[0, 1], [2, 3]], group_desc="pair")
+    print("ranks", dist.get_process_group_ranks(half), dist.get_process_group_ranks(pair))
+    """
+    assert "ranks [4, 5, 6, 7] [6, 7]" in run_inside(tmp_path, script, rank=6).output

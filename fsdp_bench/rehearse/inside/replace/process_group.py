@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -19,6 +20,7 @@ import torch.multiprocessing
 from torch._C._distributed_c10d import FakeProcessGroup
 from torch.distributed import distributed_c10d as c10d
 
+from ..at_import import change_at_import
 from .collectives import replace_collectives
 
 _NCCL_BACKENDS = ("ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy")
@@ -117,6 +119,9 @@ def join_alone(rank: int, world_size: int) -> None:
     store = _SingleRankStore(rank, world_size)
     dist.TCPStore = lambda *_arguments, **_keywords: _SingleRankStore(rank, world_size)
     _keep_objects_of_other_ranks(rank)
+    for module in (dist, c10d, dist.device_mesh):
+        if hasattr(module, "split_group"):
+            module.split_group = _split_group
     c10d.rendezvous = _rendezvous(store, rank, world_size)
     dist.rendezvous = c10d.rendezvous
     _kept.append(store)
@@ -149,6 +154,18 @@ def _complete_fake_backend() -> None:
         if not hasattr(FakeProcessGroup, name) or name.endswith("_for_group"):
             setattr(FakeProcessGroup, name, lambda *_arguments, answer=answer, **_keywords: answer)
     FakeProcessGroup.split = _split
+
+
+def _split_group(parent_pg: Any = None, split_ranks: Any = None, *_options: Any, **named: Any) -> Any:
+    """Return this rank's new group: DeviceMesh splits NCCL's communicator where init_process_group was given a device.
+
+    ``split_ranks`` are ranks within the parent group.
+    """
+    parents = dist.get_process_group_ranks(parent_pg or dist.group.WORLD)
+    groups = [
+        dist.new_group([parents[rank] for rank in ranks], group_desc=named.get("group_desc")) for ranks in split_ranks
+    ]
+    return next((one for one in groups if one is not dist.GroupMember.NON_GROUP_MEMBER), None)
 
 
 def _keep_objects_of_other_ranks(rank: int) -> None:
@@ -216,3 +233,34 @@ def run_one_process(local_rank: int) -> None:
         return None if join else _Ended()
 
     torch.multiprocessing.spawn = spawn
+
+
+def run_launched_program(run: Callable[[Sequence[str]], None], said: Callable[[int], None]) -> None:
+    """Let launchers that are themselves Python programs run their program here, as this rank, instead of starting it.
+
+    ``tune run``, ``fabric run`` and accelerate's notebook_launcher hand theirs to torch.distributed.run, which calls
+    ``launch_agent``; ``deepspeed`` starts a process for each node. ``run`` takes the words after the interpreter;
+    ``said`` the number of processes that the launcher would start.
+    """
+
+    def change_torch(module: Any) -> None:
+        def launch_agent(config: Any, entrypoint: Any, args: list[Any], **_others: Any) -> dict[int, Any]:
+            said(config.max_nodes * config.nproc_per_node)
+            if callable(entrypoint):
+                return {0: entrypoint(*args)}
+            run(args[1:] if args[:1] == ["-u"] else args)
+            return {}
+
+        module.launch_agent = launch_agent
+
+    def change_deepspeed(module: Any) -> None:
+        def main(args: list[str] | None = None) -> None:
+            asked = module.parse_args(args)
+            if asked.num_gpus > 0:
+                said(asked.num_gpus * max(asked.num_nodes, 1))
+            rank = [] if asked.no_local_rank else [f"--local_rank={os.environ.get('LOCAL_RANK', '0')}"]
+            run([*(["-m"] if asked.module else []), asked.user_script, *rank, *asked.user_args])
+
+        module.main = main
+
+    change_at_import({"torch.distributed.launcher.api": change_torch, "deepspeed.launcher.runner": change_deepspeed})
