@@ -22,7 +22,7 @@ def change_at_import(changes: Mapping[str, Change]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module, once: its own spec, whose loader then changes it."""
+    """Finds one module: its own spec, whose loader then changes it. A script may also only ask whether it is there."""
 
     def __init__(self, name: str, change: Change) -> None:
         self._name, self._change = name, change
@@ -31,14 +31,19 @@ class _Finder(importlib.abc.MetaPathFinder):
         if name != self._name:
             return None
         sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            sys.meta_path.insert(0, self)
         if spec is None or spec.loader is None:
             return None
         load = spec.loader.exec_module
 
         def load_and_change(module: ModuleType) -> None:
             load(module)
-            self._change(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self._change(module)
 
         spec.loader.exec_module = load_and_change
         return spec

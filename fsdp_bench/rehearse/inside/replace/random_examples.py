@@ -28,7 +28,7 @@ _USUAL_SIZES = {
 _UNITS = {"audio": " s", "label": " classes", "image": " pixels", "images": " pixels"}
 
 _COLUMNS = {
-    "wikitext openwebtext c4 fineweb fineweb-edu slimpajama-627b imdb": {"text": "text"},
+    "wikitext openwebtext c4 fineweb fineweb-edu slimpajama-627b imdb tinystories": {"text": "text"},
     "capybara ultrachat_200k no_robots tulu-3-sft-mixture": {"messages": "chat"},
     "ultrafeedback_binarized orpo-dpo-mix-40k": {"chosen": "chat", "rejected": "chat"},
     "alpaca alpaca-cleaned": {"instruction": "short", "input": "short", "output": "text", "text": "text"},
@@ -156,7 +156,8 @@ def _text(size: str, drawn: random.Random) -> str:
 
 
 def _chat(size: str, drawn: random.Random) -> list[dict[str, Any]]:
-    texts = _text(str(int(size) // 2), drawn), _text(str(int(size) - int(size) // 2), drawn)
+    """Return a question, the same in all chats as chosen and rejected answers have it in common, and an answer."""
+    texts = _text(str(int(size) // 2), random.Random(0)), _text(str(int(size) - int(size) // 2), drawn)
     return [{"role": role, "content": text} for role, text in zip(("user", "assistant"), texts, strict=True)]
 
 
