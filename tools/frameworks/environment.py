@@ -12,6 +12,8 @@ from tools.frameworks.matrix import Framework, Release, Row
 LAUNCHERS = {"torchrun": "torch.distributed.run", "accelerate": "accelerate.commands.accelerate_cli"}
 """Commands of the environment below, which would run without the framework: each with the module of its main()."""
 
+_FOLDERS = "import sys; print(*(path for path in sys.path if path.endswith('site-packages')), sep='\\n')"
+
 
 class Environments:
     """Environments and sources in a folder, made once. ``bases`` are Pythons with torch's CUDA build, by version."""
@@ -30,7 +32,7 @@ class Environments:
         programs = home / "bin"
         if not (home / "installed").exists():
             _run(sys.executable, "-m", "venv", "--clear", str(home))
-            below = _run(str(base), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+            below = _run(str(base), "-c", _FOLDERS).strip()
             (next((home / "lib").iterdir()) / "site-packages" / "below.pth").write_text(below)
             constraint = home / "constraints.txt"
             constraint.write_text(f"torch=={release.torch}\n")
