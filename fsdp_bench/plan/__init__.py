@@ -24,6 +24,7 @@ Read in this order:
     chart_data.py         the data of predicted charts
     dry_run.py            whether a setup fits, from its dry run
     rehearse_command.py   rehearse_command(): a real training command as one rank
+    random_data.py        what --random-data says
     rehearsal.py          whether a rehearsed script fits
     script/               one command with several values, each of them rehearsed; plans for it
     rehearsed_time/       how long a step of a rehearsed script would take

@@ -1,7 +1,6 @@
 """rehearse_command(): one rank of a real training command, or several in turn, and whether it fits."""
 
 import os
-import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -9,19 +8,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import msgspec
 
 from fsdp_bench.catalog.loader import BUILT_IN, Catalog
 from fsdp_bench.catalog.lookup import find_placement
-from fsdp_bench.catalog.user_file import names_of
 from fsdp_bench.plan.defaults import USUAL_GPUS_PER_NODE
 from fsdp_bench.plan.headroom import Headroom, sized, stated_headroom
+from fsdp_bench.plan.random_data import read_random_data
 from fsdp_bench.plan.rehearsal import Rehearsal, headroom_of_script, rehearsed_gpu, together
 from fsdp_bench.rates.scaled import read_scaling
 from fsdp_bench.rehearse.command import Command, RankStarter, read_command
-from fsdp_bench.rehearse.inside.replace.hub import model_key
 from fsdp_bench.rehearse.prepared import PreparedPython
 from fsdp_bench.rehearse.run import rehearse
 from fsdp_bench.spec.calibration_profile import Scaling
@@ -29,7 +26,6 @@ from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.hardware import Gpu, Hardware, Server
 from fsdp_bench.spec.setup import ShardingStrategy
 from fsdp_bench.spec.subprocesses.rehearsal import (
-    RandomData,
     RehearsalOptions,
     RehearsalOutcome,
     RehearsalReport,
@@ -41,11 +37,6 @@ from fsdp_bench.spec.units import parse_bytes
 DEFAULT_STEPS = 4
 """Optimizer steps at most: the first, the second, in which the optimizer has its states, and two like it. One
 is enough if it repeats the second in every allocation (inside/observe/memory.py, History.repeats)."""
-
-RANDOM_KIND = re.compile(
-    r"(text|short|caption|chat|short chat|image chat|audio|label)(:[1-9]\d*)?|images?(:[1-9]\d*x[1-9]\d*)?"
-)
-"""What --random-data can put into a column, with its size: _KINDS in rehearse/inside/replace/hub.py."""
 
 STAGES = "stages"
 """The value of --ranks for rank 0 and all with which it exchanges messages, directly or not."""
@@ -259,7 +250,7 @@ def command_to_rehearse(
             ends_early=steps is None,
             snapshot=None if snapshot is None else str(snapshot.resolve()),
             random_weights=random_weights,
-            random_data=_random_data(random_data, catalog),
+            random_data=read_random_data(random_data, catalog),
             balanced_routing=balanced_routing,
             stops_at_unsupported=stops_at_unsupported,
             notes_work=time,
@@ -301,33 +292,6 @@ def rehearse_command(command: str | Sequence[str], **asked: object) -> list[Rehe
             until then, with the outcome ``timed_out``, unless its main thread cannot be interrupted.
     """
     return together(list(command_to_rehearse(command, **asked).answers()))  # type: ignore[arg-type]
-
-
-def _random_data(asked: str | bool | None, catalog: Catalog) -> RandomData | None:
-    """Read what --random-data says: nothing, the words of a text, ``COLUMN=KIND`` or ``COLUMN=KIND:SIZE``."""
-    if asked is None or asked is False:
-        return None
-    tokens, columns = RandomData().tokens, dict[str, str]()
-    for word in filter(None, ("" if asked is True else asked).split(",")):
-        column, is_column, kind = map(str.strip, word.partition("="))
-        if is_column and RANDOM_KIND.fullmatch(kind):
-            columns[column] = kind
-        elif word.strip().isdecimal() and int(word) >= 2:
-            tokens = int(word)
-        else:
-            raise SpecError(
-                f"random-data: {shown(word)} is not allowed; the words of a text, 2 or more, or COLUMN=KIND[:SIZE]: "
-                "text, short, caption, chat, image chat (words), image, images (640x480), audio (seconds), label"
-            )
-    names = {name: model for model in catalog.models() for name in (*names_of(model), *model.same_architecture)}
-    configs = {model_key(name): _with_dtype(model.hf_config()) for name, model in names.items()}
-    return RandomData(tokens=tokens, columns=columns, configs=configs)
-
-
-def _with_dtype(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration with the dtype in which large language models are published; the catalogue has none."""
-    is_older = config["model_type"] == "gpt2" or not str(config["architectures"][0]).endswith("ForCausalLM")
-    return config if is_older else {**config, "torch_dtype": "bfloat16"}
 
 
 def _steps(steps: int | str, least: int) -> int | None:
