@@ -41,5 +41,5 @@ def read_random_data(asked: str | bool | None, catalog: Catalog) -> RandomData |
 
 def _with_dtype(config: dict[str, Any]) -> dict[str, Any]:
     """Return a configuration with the dtype in which large language models are published; the catalogue has none."""
-    is_older = config["model_type"] == "gpt2" or not str(config["architectures"][0]).endswith("ForCausalLM")
+    is_older = config["model_type"] == "gpt2" or not "".join(config.get("architectures", [])).endswith("ForCausalLM")
     return config if is_older else {**config, "torch_dtype": "bfloat16"}
