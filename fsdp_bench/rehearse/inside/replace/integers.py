@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -163,6 +164,8 @@ def _instead(operator: Any, kernel: Any) -> Callable[..., Any]:
                 computed = operator(*tree_map(_on_host, arguments), **tree_map(_on_host, keywords))
             device = inputs[0].device  # the copy there is known: copy_ marks it
             return tree_map(lambda value: value.to(device) if isinstance(value, torch.Tensor) else value, computed)
+        if name == "masked_select" and sys._getframe(1).f_code.co_filename.endswith("_tensor_str.py"):
+            return inputs[0].new_empty(0)  # text of values that are not known: no number of them decides its format
         outer, reading = reading, HostRead(name)
         try:
             found = kernel.call_boxed(keys, *arguments, **keywords)
