@@ -136,6 +136,11 @@ def _after(operator: Any, kernel: Any) -> Callable[..., Any]:
             _mark(outputs, _compute(operator, arguments, keywords, found))
         else:
             _mark(outputs, is_known=False)
+            for one in outputs:
+                if one.dtype == torch.bool and _is_small(
+                    one
+                ):  # not what the memory held before: DeepSpeed would see overflows
+                    _on_host(one).fill_(False)
         return found
 
     return run
