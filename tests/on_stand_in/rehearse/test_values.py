@@ -78,6 +78,23 @@ def test_unknown_values_that_the_script_reads_are_named_with_their_line(tmp_path
     assert named == {*read, ("print", 8, False)}
 
 
+def test_unknown_booleans_are_false_whatever_was_in_their_memory(tmp_path: Path) -> None:
+    """DeepSpeed would see overflows of gradients. The text of a large tensor does not depend on unknown values."""
+    script = """
+    import torch
+    before = torch.ones(1 << 18, dtype=torch.bool, device="cuda")
+    address = before.data_ptr()
+    x = torch.empty(1 << 18, device="cuda")
+    del before
+    is_negative = x < 0
+    assert is_negative.data_ptr() == address and not is_negative[0].item()
+    repr(x)
+    """
+    found = rehearse_script(tmp_path, script)
+    assert {one["operator"] for one in found.document["reads"]} == {"item", "print"}
+    assert sum(one["count"] for one in found.document["reads"]) < 100
+
+
 def test_what_another_rank_broadcasts_is_unknown(tmp_path: Path) -> None:
     script = """
         import torch, torch.distributed as dist
