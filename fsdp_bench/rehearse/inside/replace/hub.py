@@ -182,13 +182,15 @@ def _write_tokenizer(folder: Path, config: dict[str, Any]) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     texts = {name: token for name, (token, _index) in special.items()}
     image = texts.get("image_token", "")
+    template = _CHAT_TEMPLATE.replace("IMAGE", repr(f" {image} " if image else ""))
+    (folder / "chat_template.jinja").write_text(template)  # where processors look for it
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **{name: token for name, token in texts.items() if name not in _MEDIA_TOKENS},
         "unk_token": unknown,
         "model_max_length": inner.get("max_position_embeddings") or inner.get("n_positions") or 1 << 20,
         "extra_special_tokens": {name: token for name, token in texts.items() if name in _MEDIA_TOKENS},
-        "chat_template": _CHAT_TEMPLATE.replace("IMAGE", repr(f" {image} " if image else "")),
+        "chat_template": template,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 

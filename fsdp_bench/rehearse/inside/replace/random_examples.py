@@ -25,6 +25,7 @@ _USUAL_SIZES = {
     **{"short": "64", "short chat": "64", "caption": "20", "audio": "30", "label": str(_NUM_LABELS)},
     **{"image": _IMAGE_SIZE, "images": _IMAGE_SIZE},
 }
+_SPLITS = ("train", "validation", "test")
 _UNITS = {"audio": " s", "label": " classes", "image": " pixels", "images": " pixels"}
 
 _COLUMNS = {
@@ -59,6 +60,7 @@ class RandomExamples:
     def install(self) -> None:
         """Replace what loads datasets, once the script imports it."""
         change_at_import({"datasets": self._change_datasets, "torchvision.datasets.folder": self._change_folders})
+        change_at_import({"evaluate": self._change_metrics})
 
     def _change_datasets(self, module: ModuleType) -> None:
         load = module.load_dataset
@@ -92,13 +94,16 @@ class RandomExamples:
                 f" in --random-data messages=chat ({', '.join(_KINDS)})"
             )
         made = datasets.Dataset.from_dict(*self._rows(datasets, columns))
+        made.info.splits = datasets.splits.SplitDict()
+        for part in _SPLITS:
+            made.info.splits.add(datasets.SplitInfo(name=part, num_examples=self._num_rows))
         said = ", ".join(f"{column} ({self._said(kind)})" for column, kind in columns.items())
         self._note(f"{name}: {self._num_rows:,} random examples a split: {said} (--random-data).")
         if is_streaming:
             made = made.to_iterable_dataset()
         if split is None:
             both = datasets.IterableDatasetDict if is_streaming else datasets.DatasetDict
-            return both(dict.fromkeys(("train", "validation", "test"), made))
+            return both(dict.fromkeys(_SPLITS, made))
         return [made for _part in split] if isinstance(split, (list, tuple)) else made
 
     def _note(self, text: str) -> None:
@@ -129,6 +134,20 @@ class RandomExamples:
         name = kind.partition(":")[0]
         return f"{name}, {self._size(kind)}{_UNITS.get(name, ' words')}"
 
+    def _change_metrics(self, module: ModuleType) -> None:
+        """Give metrics whose code a hub has the value zero."""
+        load = module.load
+
+        @wraps(load)
+        def instead(path: Any, *arguments: Any, **keywords: Any) -> Any:
+            try:
+                return load(path, *arguments, **keywords)
+            except Exception:  # neither here nor in the cache
+                self._note(f"{path}: a metric that is always 0 (--random-data).")
+                return _Metric(path)
+
+        module.load = instead
+
     def _change_folders(self, module: ModuleType) -> None:
         """Give folders that are not there as many classes as ImageNet has."""
         initialize = module.DatasetFolder.__init__
@@ -149,6 +168,20 @@ class RandomExamples:
             return self._note(f"{root}: {self._num_rows:,} random images, {_IMAGE_SIZE} pixels (--random-data).")
 
         module.DatasetFolder.__init__ = instead
+
+
+class _Metric:
+    """What evaluate.load returns, of the value zero."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def add_batch(self, **_values: Any) -> None:
+        """Take predictions and references."""
+
+    def compute(self, **_values: Any) -> dict[str, float]:
+        """Return the value."""
+        return {self._name: 0.0}
 
 
 def _text(size: str, drawn: random.Random) -> str:
