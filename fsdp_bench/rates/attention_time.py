@@ -6,10 +6,10 @@ from functools import lru_cache
 from importlib.resources import files
 
 from fsdp_bench.catalog.user_file import read_entries
-from fsdp_bench.simulate.operators.kernels import prefers_cudnn
+from fsdp_bench.simulate.operators.kernels import runs_cudnn
 from fsdp_bench.spec.checked import Checked, Count, Positive
 from fsdp_bench.spec.errors import SpecError
-from fsdp_bench.spec.hardware import Gpu, Source, cuda_version
+from fsdp_bench.spec.hardware import Gpu, Source
 
 
 class AttentionKernel(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,7 +55,6 @@ TRITON = "flash-attention-triton"
 CUDNN = "cudnn"
 MEMORY_EFFICIENT = "memory-efficient"
 """torch uses this kernel for masks and for fp32."""
-_CUDA_WITH_NEW_CUDNN = (13, 0)
 
 _SLOWER_THAN_FLASH_ATTENTION_2 = {TRITON: (1.4, 2.0)}
 """Forward and backward. FlashAttention-2 is "1.3-1.5x faster in the forward pass and around 2x faster in the backward
@@ -71,13 +70,8 @@ _BACKWARD_FLOPS = 2.5
 
 
 def kernel_of(gpu: Gpu) -> str:
-    """Return the name of the kernel that torch 2.13 chooses in 16 bits: cuDNN's on Hopper and Blackwell.
-
-    Wheels of CUDA 12.9 and before come with a cuDNN older than 9.15.1 (sdp_utils.cpp, with prefers_cudnn), and torch
-    takes FlashAttention-2.
-    """
-    has_new_cudnn = gpu.cuda is None or cuda_version(gpu.cuda) >= _CUDA_WITH_NEW_CUDNN
-    return CUDNN if prefers_cudnn(gpu) and has_new_cudnn else FLASH_ATTENTION_2
+    """Return the name of the kernel that torch 2.13 chooses in 16 bits: cuDNN's on Hopper and Blackwell."""
+    return CUDNN if runs_cudnn(gpu) else FLASH_ATTENTION_2
 
 
 @lru_cache(maxsize=1024)

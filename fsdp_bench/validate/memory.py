@@ -1,6 +1,7 @@
 """Compares memory: predicted with measured or rehearsed, phase by phase; of emulated trials with those of all ranks."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import median
 
@@ -13,7 +14,6 @@ from fsdp_bench.simulate.operators.kernels import CPU_EMULATED, CPU_GLOO, CUDA, 
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import MachineError, SpecError
-from fsdp_bench.spec.hardware import Gpu
 from fsdp_bench.spec.rank_report import MemoryReading, Outcome
 from fsdp_bench.spec.record import TrialRecord
 from fsdp_bench.spec.recording.model import Model, RecordedModel
@@ -129,7 +129,8 @@ def kernels_of(record: TrialRecord) -> Kernels:
     """Return the kernels that a trial ran."""
     if record.hardware == "cpu":
         return CPU_EMULATED if record.device == "emulated" else CPU_GLOO
-    return kernels_on(CUDA, gpu_by_product_name(record.ranks[0].device_name) if record.ranks else None)
+    gpu = gpu_by_product_name(record.ranks[0].device_name) if record.ranks else None
+    return kernels_on(CUDA, gpu, flash_alone=record.run.attention == "flash")
 
 
 def _on_cpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> MemoryComparison:
@@ -148,7 +149,8 @@ def _on_gpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> Me
     gpu_bytes = record.run.gpu_limit_bytes or (gpu.usable_memory_bytes if gpu else None)
     fits = None if gpu_bytes is None or record.outcome is Outcome.OOM_HOST else record.fits
     memory = memory if record.outcome is Outcome.OK else None
-    found = compare_with_allocator(predictable_model(record), record.setup, label, memory, fits, gpu, gpu_bytes)
+    kernels = replace(kernels_of(record), moves_model=True)
+    found = compare_with_allocator(predictable_model(record), record.setup, label, memory, fits, kernels, gpu_bytes)
     return found if memory is None else msgspec.structs.replace(found, outside_bytes=_outside(record, memory))
 
 
@@ -158,14 +160,14 @@ def compare_with_allocator(
     label: str,
     memory: MemoryReading | None,
     fits: bool | None,
-    gpu: Gpu | None,
+    kernels: Kernels,
     gpu_bytes: int | None,
 ) -> MemoryComparison:
     """Compare a prediction with the statistics of PyTorch's CUDA allocator, which rank 0 read.
 
     ``memory`` is None if the trial did not end ok, ``fits`` if it is not known whether it fits.
     """
-    steps = SimulatedSteps(model, setup, kernels_on(CUDA, gpu, moves_model=True))
+    steps = SimulatedSteps(model, setup, kernels)
     read = partial(read_allocator, steps, rank=0)
     reading = whole = read(gpu_bytes=gpu_bytes)
     predicted = reading.out_of_memory is None and reading.num_alloc_retries == 0

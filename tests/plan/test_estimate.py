@@ -25,8 +25,9 @@ from fsdp_bench.simulate.operators.kernel_workspaces import (
     flash_backward_workspace,
     flash_forward_workspace,
     split_arguments,
+    workspace_of,
 )
-from fsdp_bench.simulate.operators.kernels import CPU, CUDA, cublas_workspace, kernels_on
+from fsdp_bench.simulate.operators.kernels import CPU, CUDA, Kernels, cublas_workspace, kernels_on
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.errors import SpecError
 from fsdp_bench.spec.hardware import Hardware
@@ -183,6 +184,44 @@ def test_fsdp2s_copies_pack_their_arguments() -> None:
     assert chunk_cat_arguments([512, 4]) == 8 * (6 * 2 + 2 + 2)
     # 64 MiB are 32,768 tiles for twice 132 multiprocessors of 16 blocks each: every block takes 8.
     assert split_arguments([2**26], 1, h200) == 8 * (3 + 4096 + 2)
+
+
+KERNEL_TIMES = Path(__file__).parents[2] / "results/nvidia-h100/kernel_times.json"
+ATTENTION = next(rows for name, rows in json.loads(KERNEL_TIMES.read_text()).items() if name.startswith("attention"))
+
+
+@pytest.mark.parametrize("backend", ["CUDNN_ATTENTION", "FLASH_ATTENTION"])
+def test_attention_takes_what_was_measured_on_an_h100(backend: str) -> None:
+    kernels = kernels_on(CUDA, gpu("H100-SXM"), flash_alone=backend == "FLASH_ATTENTION")
+    shapes = [row[1:] for row in ATTENTION if row[0] == backend]
+    assert len(shapes) == 16
+    for batch, heads, groups, length, head, causal, _, _, *measured in shapes:
+        dims = batch, heads, groups, length, length, head, int(causal)
+        rows, state = batch * heads * length, [16, 8]
+        forward, backward = (
+            workspace_of(f"aten::_scaled_dot_product_flash_attention{which}", dims, 2, kernels)
+            for which in ("", "_backward")
+        )
+        results = [rows * head * 2, *[batch * groups * length * head * 2] * 2]
+        sizes = [results[0], rows * 4, *state, *forward.after_second], [*results, *backward.after]
+        assert [sum(-(-size // 512) * 512 for size in one) for one in sizes] == measured
+
+
+def test_blackwell_and_older_cuda_and_odd_heads_take_other_attention() -> None:
+    """B200: the answers of cuDNN 9.20, of which 128 bytes are its own; else FlashAttention's, by hand as below."""
+    shape = (2, 4, 2, 333, 333, 128, 1)
+    rows = 2 * 4 * 333
+
+    def backward(kernels: Kernels, *dims: int) -> int:
+        return sum(workspace_of("aten::_scaled_dot_product_flash_attention_backward", dims, 2, kernels).after)
+
+    flash = 2 * 4 * 384 * 4 * (1 + 128) + 2 * rows * 128 * 2
+    b200, h100 = (kernels_on(CUDA, gpu(name)) for name in ("B200", "H100-SXM"))
+    assert backward(b200, *shape) == 2_738_720
+    assert backward(h100, *shape) == 2_738_720 + 128
+    assert backward(kernels_on(CUDA, gpu("H100-SXM").with_cuda("12.8")), *shape) == flash
+    assert backward(kernels_on(CUDA, gpu("A100-SXM-80GB")), *shape) == flash
+    assert backward(b200, 1, 4, 4, 512, 512, 192, 1) == 4 * 512 * 4 * (1 + 192)  # cuDNN's heads there are 128 at most
 
 
 def test_workspaces_of_kernels_have_their_documented_sizes() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from fsdp_bench.catalog.loader import gpu_by_product_name
+from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
 from fsdp_bench.spec.model_code import ModelCode, TrainedModel
 from fsdp_bench.spec.rank_report import Outcome
 from fsdp_bench.spec.record import RunPlan, TrialRecord, TrialSpec
@@ -109,7 +110,8 @@ def compare_with_rehearsal(cell: Cell, record: TrialRecord, on: RehearsedGpu) ->
         return MemoryComparison(label=cell.label, error=f"the trial ended {record.outcome.value}: {record.reason}")
     memory = record.ranks[0].memory if record.outcome is Outcome.OK else None
     gpu = gpu_by_product_name(on.product_name)
-    return compare_with_allocator(cell.model, cell.setup, cell.label, memory, record.fits, gpu, on.available_bytes)
+    kernels = kernels_on(CUDA, gpu, moves_model=True, flash_alone=True)
+    return compare_with_allocator(cell.model, cell.setup, cell.label, memory, record.fits, kernels, on.available_bytes)
 
 
 def trained_model(cell: Cell) -> TrainedModel:

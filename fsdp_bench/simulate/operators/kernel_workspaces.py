@@ -243,6 +243,26 @@ def flash_forward_workspace(batch: int, heads: int, length: int, head_dim: int, 
     return [sums, sums * _rounded_head(head_dim)] if splits > 1 else []
 
 
+MOST_CUDNN_HEAD = {9.0: 256, 10.0: 128}
+"""The largest head that torch 2.13 gives cuDNN's attention in training, by compute capability (sdp_utils.cpp,
+check_cudnn_tensor_shapes)."""
+
+
+def cudnn_backward_workspace(
+    batch: int, heads: int, length: int, head_dim: int, groups: int, capability: float
+) -> list[int]:
+    """Return what cuDNN's attention allocates beside its results in backward, in bytes for 16-bit inputs: all at once.
+
+    Queries' gradients in fp32 (dQ_accum_size in cudnn-frontend, scaled_dot_product_flash_attention.h), of each row the
+    sum of output times gradient (softmax_sum_size), and cuDNN's own: with grouped keys their expanded gradients, and
+    256 bytes on Hopper, 128 on Blackwell. Equal to the byte to what cuDNN 9.19 took on an H100 and an H200
+    (results/nvidia-h200); on Blackwell to what cuDNN 9.20 asks for.
+    """
+    rows, is_hopper = batch * heads * length, capability < 10
+    expanded = 2 * rows * head_dim * 2 + 128 * (not is_hopper) if groups > 1 else 0
+    return [rows * (head_dim + 1) * FP32 + expanded + 256 * is_hopper]
+
+
 def _num_splits(row_blocks: int, slots: int, key_blocks: int) -> int:
     """num_splits_heuristic (flash_api.cpp): the fewest splits within 85 % of the best use of the multiprocessors."""
     if row_blocks >= 0.8 * slots:
@@ -313,6 +333,14 @@ def _of_attention(
     name: str, dims: tuple[int, ...], itemsize: int, kernels: Kernels, results: tuple[int, ...]
 ) -> Workspace:
     batch, heads, groups, length, keys, head_dim, _is_causal, *copies = dims
+    capability = kernels.compute_capability
+    is_cudnn = kernels.cudnn_attention and length > 1 and head_dim <= MOST_CUDNN_HEAD.get(capability, 0)
+    if is_cudnn and name == f"{_ATTENTION}flash_attention":
+        return Workspace(after_second=(256,) * (capability < 10))
+    if is_cudnn and name == f"{_ATTENTION}flash_attention_backward":
+        return Workspace(
+            after=tuple(cudnn_backward_workspace(batch, heads, length, head_dim, heads // groups, capability))
+        )
     if name in (f"{_ATTENTION}flash_attention", _FLASH_ATTN):
         inside = flash_forward_workspace(batch, heads, length, head_dim, kernels.num_multiprocessors)
         return Workspace(after_second=tuple(inside))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
-from fsdp_bench.spec.hardware import FIRST_WITH_FLASH_ATTENTION, Gpu
+from fsdp_bench.spec.hardware import FIRST_WITH_FLASH_ATTENTION, Gpu, cuda_version
 from fsdp_bench.spec.setup import Precision
 
 BOOL = 1
@@ -83,6 +83,9 @@ class Kernels:
     l2_bytes: int = 40 * 2**20
     """The L2 cache, of which Inductor allocates the size when it tunes kernels."""
 
+    cudnn_attention: bool = False
+    """Whether attention in 16 bits runs cuDNN's kernel, where that takes the head's size; else FlashAttention."""
+
     composite_norms: bool = False
     """RMSNorm as models wrote it before torch had one: elementary operators in fp32, also on CUDA."""
 
@@ -128,8 +131,16 @@ def prefers_cudnn(gpu: Gpu) -> bool:
     return gpu.compute_capability in (9.0, 10.0)
 
 
-def kernels_on(kernels: Kernels, gpu: Gpu | None, moves_model: bool = False) -> Kernels:
-    """Return the kernels as they are on a GPU of the catalogue."""
+_CUDA_WITH_NEW_CUDNN = (13, 0)
+
+
+def runs_cudnn(gpu: Gpu) -> bool:
+    """Whether it does with the cuDNN of its CUDA: wheels of CUDA 12.9 and before come with one before 9.15.1."""
+    return prefers_cudnn(gpu) and (gpu.cuda is None or cuda_version(gpu.cuda) >= _CUDA_WITH_NEW_CUDNN)
+
+
+def kernels_on(kernels: Kernels, gpu: Gpu | None, moves_model: bool = False, flash_alone: bool = False) -> Kernels:
+    """Return the kernels as they are on a GPU of the catalogue, ``flash_alone``: with cuDNN's attention disabled."""
     if moves_model:
         kernels = replace(kernels, moves_model=True)
     if gpu is None or not kernels.cublas_workspace_bytes:
@@ -141,6 +152,7 @@ def kernels_on(kernels: Kernels, gpu: Gpu | None, moves_model: bool = False) -> 
         threads_per_multiprocessor=_THREADS.get(gpu.compute_capability or 0.0, kernels.threads_per_multiprocessor),
         compute_capability=gpu.compute_capability or kernels.compute_capability,
         l2_bytes=kernels.l2_bytes if gpu.l2_cache_mib is None else gpu.l2_cache_mib * 2**20,
+        cudnn_attention=runs_cudnn(gpu) and not flash_alone,
     )
 
 

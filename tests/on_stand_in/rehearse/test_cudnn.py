@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from fsdp_bench.catalog.loader import gpu
+from fsdp_bench.simulate.operators.kernel_workspaces import workspace_of
+from fsdp_bench.simulate.operators.kernels import CUDA, kernels_on
 from tests.on_stand_in.interpreters import allocations_on_gpu, run_on_gpu
 from tests.on_stand_in.rehearsing import rehearse_script
 
@@ -88,6 +91,32 @@ def test_attention_takes_what_it_took_on_an_h100(every: int) -> None:
     shapes = SHAPES[::every]
     found = allocations_on_gpu("H100-SXM", ATTENTION, [shape[:6] for shape in shapes])
     assert found == [shape[8:] for shape in shapes]
+
+
+BACKWARD = """
+import torch.nn.functional as F
+
+for batch, heads, groups, length, head in json.load(sys.stdin):
+    sizes = [(batch, length, count, head) for count in (heads, groups, groups)]
+    q, k, v = (torch.empty(size, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for size in sizes)
+    [x.requires_grad_() for x in (q, k, v)]
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=groups != heads)
+    gradient = torch.empty_like(out)
+    allocated(lambda: torch.autograd.grad(out, (q, k, v), gradient))
+"""
+KINDS_OF_SHAPES = [(1, 4, 4, 512, 64), (2, 4, 2, 333, 128), (1, 4, 4, 512, 192), (1, 4, 2, 512, 80), (3, 4, 1, 1, 64)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["H100-SXM", "B200", "A100-SXM-80GB"])
+def test_attentions_workspace_is_predicted_where_pytorch_chooses_the_kernel(name: str) -> None:
+    kernels = kernels_on(CUDA, gpu(name))
+    for shape, found in zip(KINDS_OF_SHAPES, allocations_on_gpu(name, BACKWARD, KINDS_OF_SHAPES), strict=True):
+        batch, heads, groups, length, head = shape
+        dims = batch, heads, groups, length, length, head, 1
+        predicted = workspace_of("aten::_scaled_dot_product_flash_attention_backward", dims, 2, kernels).after
+        results = [2 * batch * count * length * head for count in (heads, groups, groups)]
+        assert sorted(found) == sorted([*results, *predicted]), shape
 
 
 VISION = """
