@@ -152,9 +152,6 @@ def stand_in_environment(
         "STAND_IN_CONTEXT_BYTES": str(gpu.kept_free_bytes),
         "STAND_IN_CAPABILITY": str(round(10 * capability)),
         "STAND_IN_MULTIPROCESSORS": str(gpu.num_multiprocessors),
-        # Where PyTorch would prefer cuDNN's attention (H100 and newer), it takes flash attention, as predictions do.
-        # That saves tensors of the same sizes for the backward pass.
-        "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
         # Triton looks for libcuda.so here first; otherwise it would ask ldconfig, and find a real driver's.
         "TRITON_LIBCUDA_PATH": str(folder),
         # Inductor's autotuning allocates a buffer of the size of L2 and caches which variant was fastest. Without the

@@ -83,6 +83,8 @@ class _Rehearsal:
         self.reads.install()
         self.host.install()
         checkpoints.write_no_tensors(self.files.seen)
+        if not _answer_of_stand_in("stand_in_has_cudnn"):
+            os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # where PyTorch would prefer cuDNN's attention
         if not self.plan["stops_at_unsupported"]:
             self.torch.backends.cudnn.enabled = False
             self.torch.backends.cuda.enable_cudnn_sdp(False)

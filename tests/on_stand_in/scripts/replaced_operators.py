@@ -171,4 +171,5 @@ def all_storages(device: torch.device, every: int = 1) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    torch.backends.cuda.enable_cudnn_sdp(False)  # what is replaced is FlashAttention
     print(json.dumps(all_storages(torch.device("cuda"), int(sys.stdin.read()))))
