@@ -212,7 +212,7 @@ def _of_attention(question: Question) -> Iterator[str]:
     if gpu.is_before_sm80 and model.knows_attention(gpu, compute):
         yield _note_before_sm80(gpu)
     if kernel_of(gpu) == CUDNN:
-        yield f"attention: cuDNN's, which torch takes on {gpu.name} with cuDNN above 9.15"
+        yield f"attention: cuDNN's, which torch takes on {gpu.name} from 2.11 on, with cuDNN above 9.15"
 
 
 def _of_float8(question: Question) -> Iterator[str]:

@@ -58,9 +58,8 @@ class RunPlan(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The process group's backend; by default NCCL on GPUs and gloo on a CPU. With gloo several ranks can share a GPU.
     Reduce-scatters then go through host memory, so that GPU memory is the same as with NCCL."""
     attention: Literal["flash"] | None = None
-    """The kernel of 16-bit attention on GPUs: FlashAttention, which predictions assume. By default torch chooses; it
-    chooses cuDNN on Hopper and Blackwell (sm90, sm100) with cuDNN above 9.15 (check_prefer_cudnn_attention
-    in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
+    """The kernel of 16-bit attention on GPUs: FlashAttention. By default torch chooses (simulate/operators/kernels.py,
+    prefers_cudnn)."""
     emulate: bool = False
     """Whether only rank 0 of the world runs, in one process, with collectives that end at once."""
     rehearsed_on: RehearsedGpu | None = None

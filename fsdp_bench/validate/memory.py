@@ -1,5 +1,6 @@
 """Compares memory: predicted with measured or rehearsed, phase by phase; of emulated trials with those of all ranks."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,7 +11,14 @@ import msgspec
 from fsdp_bench.catalog.loader import gpu_by_product_name
 from fsdp_bench.plan.estimate import predict_memory, read_allocator
 from fsdp_bench.simulate.compiled.choose import why_eager
-from fsdp_bench.simulate.operators.kernels import CPU_EMULATED, CPU_GLOO, CUDA, Kernels, kernels_on
+from fsdp_bench.simulate.operators.kernels import (
+    CPU_EMULATED,
+    CPU_GLOO,
+    CUDA,
+    FIRST_TORCH_WITH_CUDNN,
+    Kernels,
+    kernels_on,
+)
 from fsdp_bench.simulate.step import SimulatedSteps
 from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.errors import MachineError, SpecError
@@ -130,7 +138,16 @@ def kernels_of(record: TrialRecord) -> Kernels:
     if record.hardware == "cpu":
         return CPU_EMULATED if record.device == "emulated" else CPU_GLOO
     gpu = gpu_by_product_name(record.ranks[0].device_name) if record.ranks else None
-    return kernels_on(CUDA, gpu, flash_alone=record.run.attention == "flash")
+    return kernels_on(CUDA, gpu, flash_alone=_ran_flash_attention(record))
+
+
+def _ran_flash_attention(record: TrialRecord) -> bool:
+    """Whether torch ran FlashAttention where a newer one runs cuDNN's: as asked, as it chose, or by its version."""
+    environment = record.ranks[0].environment if record.ranks else {}
+    chosen = environment.get("attention", "")
+    version = re.match(r"(\d+)\.(\d+)", environment.get("torch", ""))
+    is_old = version is not None and (int(version[1]), int(version[2])) < FIRST_TORCH_WITH_CUDNN
+    return record.run.attention == "flash" or chosen == "flash_attention" or (is_old and chosen != "cudnn_attention")
 
 
 def _on_cpu(record: TrialRecord, memory: MemoryReading | None, label: str) -> MemoryComparison:

@@ -218,6 +218,7 @@ def test_blackwell_and_older_cuda_and_odd_heads_take_other_attention() -> None:
     flash = 2 * 4 * 384 * 4 * (1 + 128) + 2 * rows * 128 * 2
     b200, h100 = (kernels_on(CUDA, gpu(name)) for name in ("B200", "H100-SXM"))
     assert backward(b200, *shape) == 2_738_720
+    assert backward(kernels_on(CUDA, gpu("B300")), *shape) == 2_738_720
     assert backward(h100, *shape) == 2_738_720 + 128
     assert backward(kernels_on(CUDA, gpu("H100-SXM").with_cuda("12.8")), *shape) == flash
     assert backward(kernels_on(CUDA, gpu("A100-SXM-80GB")), *shape) == flash

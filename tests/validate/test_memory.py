@@ -16,7 +16,7 @@ from fsdp_bench.spec.codec import to_json
 from fsdp_bench.spec.rank_report import MemoryReading, Outcome, RankReport
 from fsdp_bench.spec.record import Device, RunPlan, TrialRecord
 from fsdp_bench.spec.units import GIB, MIB
-from fsdp_bench.validate.memory import agreements, compare_with_record, summarize
+from fsdp_bench.validate.memory import agreements, compare_with_record, kernels_of, summarize
 from fsdp_bench.validate.predictable import cell_label
 from fsdp_bench.validate.step_time import TimeComparison, compare_time, summarize_time
 from tests.conftest import refused, stdout_of
@@ -92,6 +92,15 @@ def test_a_trial_on_a_gpu_is_compared_in_what_is_reserved_and_in_whether_it_fits
     later = record_of(memory, "cuda", name="NVIDIA H200", environment={"trials_in_process": "2"})
     assert compare_with_record(later).outside_bytes is None
     assert (found.fit.predicted, found.fit.measured) == (True, True)
+
+
+@pytest.mark.parametrize(("environment", "is_cudnn"), [
+    ({}, True), ({"torch": "2.10.0+cu128"}, False), ({"torch": "2.11.0+cu130"}, True),
+    ({"attention": "flash_attention"}, False), ({"torch": "2.9.1+cu130", "attention": "cudnn_attention"}, True),
+])  # fmt: skip
+def test_attention_is_that_of_the_trials_torch(environment: dict[str, str], is_cudnn: bool) -> None:
+    """torch has a cuDNN that it prefers since 2.11; trials of benchmark models note what it chose."""
+    assert kernels_of(record_of(None, "cuda", name="NVIDIA H200", environment=environment)).cudnn_attention is is_cudnn
 
 
 @pytest.mark.parametrize(("limit", "outcome", "right"), [

@@ -27,7 +27,7 @@ from fsdp_bench.train.wrapping.wrap import convert_to_float8
 from tools.compiled.wrapper_code import Compiled, TritonKernel, UnknownCode, read_function
 
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
-"""As predictions have it: cuDNN's attention is not among them."""
+"""Not cuDNN's attention, which saves tensors of the same sizes for the backward pass as FlashAttention."""
 
 
 class Subject(NamedTuple):

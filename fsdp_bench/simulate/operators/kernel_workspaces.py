@@ -243,7 +243,7 @@ def flash_forward_workspace(batch: int, heads: int, length: int, head_dim: int, 
     return [sums, sums * _rounded_head(head_dim)] if splits > 1 else []
 
 
-MOST_CUDNN_HEAD = {9.0: 256, 10.0: 128}
+MOST_CUDNN_HEAD = {9.0: 256, 10.0: 128, 10.3: 128}
 """The largest head that torch 2.13 gives cuDNN's attention in training, by compute capability (sdp_utils.cpp,
 check_cudnn_tensor_shapes)."""
 

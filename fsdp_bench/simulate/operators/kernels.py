@@ -124,18 +124,20 @@ CUDA = Kernels("cuda", observed=False, cublas_workspace_bytes=cublas_workspace(N
 
 
 def prefers_cudnn(gpu: Gpu) -> bool:
-    """Whether torch runs cuDNN's attention in 16 bits, with cuDNN above 9.15: on sm90 and sm100.
+    """Whether torch runs cuDNN's attention in 16 bits, with cuDNN above 9.15: on sm90, sm100 and sm103.
 
-    check_prefer_cudnn_attention in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, torch 2.13.
+    check_prefer_cudnn_attention in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, torch 2.13. Wheels of torch
+    have such a cuDNN from 2.11 on (huggingface/transformers PR 48163), those for CUDA 12.6 not.
     """
-    return gpu.compute_capability in (9.0, 10.0)
+    return gpu.compute_capability in (9.0, 10.0, 10.3)
 
 
+FIRST_TORCH_WITH_CUDNN = 2, 11
 _CUDA_WITH_NEW_CUDNN = (13, 0)
 
 
 def runs_cudnn(gpu: Gpu) -> bool:
-    """Whether it does with the cuDNN of its CUDA: wheels of CUDA 12.9 and before come with one before 9.15.1."""
+    """Whether it does with the cuDNN of its CUDA: for CUDA 12, most wheels of torch come with one before 9.15.1."""
     return prefers_cudnn(gpu) and (gpu.cuda is None or cuda_version(gpu.cuda) >= _CUDA_WITH_NEW_CUDNN)
 
 

@@ -109,7 +109,8 @@ def _run_plan(run: dict[str, Any], has_frontier: bool, device: Device, rehearsed
     if run.get("emulate") is True or rehearsed_on is not None or shares_gpus:
         fields = dict.fromkeys(_STEPS_WITH_PEERS, 0)
     if rehearsed_on is not None:
-        fields |= {"emulate": True, "attention": "flash", "rehearsed_on": rehearsed_on}  # there is no cuDNN
+        # cuDNN would compile its attention in each trial, which takes at most 1 MiB more than FlashAttention.
+        fields |= {"emulate": True, "attention": "flash", "rehearsed_on": rehearsed_on}
     fields |= {key: value for key, value in run.items() if key in _PLAN_KEYS}
     if shares_gpus and any(fields[key] for key in _STEPS_WITH_PEERS):
         raise SpecError("[run] backend: over gloo a GPU's messages go through the host; communication is not measured")

@@ -210,7 +210,7 @@ def main() -> None:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-        torch.backends.cuda.enable_cudnn_sdp(False)  # predictions are of FlashAttention, as trials with "flash" are
+        torch.backends.cuda.enable_cudnn_sdp(False)  # as in trials with "flash"
     torch.set_num_threads(int(os.environ["THREADS"]))
     torch.manual_seed(rank)
     store = meet(Path(os.environ["RENDEZVOUS"]), "calibration", world)

@@ -83,7 +83,8 @@ def predict_case(plan: Plan) -> PredictedPeaks:
     """Predict the peaks of a plan, in eager mode."""
     # The runs had what the GPU had.
     hardware = Hardware.of_gpu(plan.gpu) if plan.gpu else None
-    steps = SimulatedSteps(plan.model, plan.setup, kernels_on(plan.kernels, plan.gpu))
+    # No published run had a torch that takes cuDNN's attention.
+    steps = SimulatedSteps(plan.model, plan.setup, kernels_on(plan.kernels, plan.gpu, flash_alone=True))
     found = answer(Question(plan.model, plan.setup, hardware, headroom_bytes=0).with_steps(steps))
     return PredictedPeaks(found.allocator, found.memory.peak_phase, found.memory.peak_operator)
 
@@ -328,7 +329,7 @@ def _compare(case: PublishedCase) -> FitRow:
             raise SpecError(f"{inputs.gpu}: the source does not state the GPU's memory")
         cluster = cluster_of(inputs)
         communicators = communicators_of(plan.setup, cluster).num_bytes
-        steps = SimulatedSteps(plan.model, plan.setup, kernels_on(plan.kernels, cluster.gpu))
+        steps = SimulatedSteps(plan.model, plan.setup, kernels_on(plan.kernels, cluster.gpu, flash_alone=True))
         least = communicators.low if communicators else 0  # the least memory of NCCL
         found = answer(Question(plan.model, plan.setup, cluster, headroom_bytes=least).with_steps(steps))
     except SpecError as error:
