@@ -137,10 +137,8 @@ def _after(operator: Any, kernel: Any) -> Callable[..., Any]:
         else:
             _mark(outputs, is_known=False)
             for one in outputs:
-                if one.dtype == torch.bool and _is_small(
-                    one
-                ):  # not what the memory held before: DeepSpeed would see overflows
-                    _on_host(one).fill_(False)
+                if one.dtype == torch.bool and _is_small(one):
+                    _on_host(one).fill_(False)  # and not what the memory held before: DeepSpeed would see overflows
         return found
 
     return run
