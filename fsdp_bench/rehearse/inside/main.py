@@ -147,7 +147,7 @@ class _Rehearsal:
         """Write the report, under a temporary name first."""
         from .files.places import named_by
         from .observe.memory import History
-        from .observe.reads import unsupported
+        from .observe.reads import own_runtime, unsupported
         from .observe.user_lines import user_files
         from .replace.collectives import calls, members, peers, sent, sizes, waits_for
 
@@ -168,7 +168,7 @@ class _Rehearsal:
             "step_ends_us": [[span.step, span.phase, span.ended_us] for span in self.steps.spans],
             "reads": self.reads.document(),
             "num_known_reads": self.reads.num_known,
-            "unsupported": unsupported(),
+            "unsupported": unsupported() | own_runtime(failure["message"] if failure else ""),
             "stops_at_unsupported": self.plan["stops_at_unsupported"],
             "process_groups": sizes,
             "collectives": [[group, name, count] for (group, name), count in calls.items()],

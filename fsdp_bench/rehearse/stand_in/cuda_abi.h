@@ -184,6 +184,12 @@ typedef struct nvmlProcessInfo_st {
     unsigned gpuInstanceId, computeInstanceId;
 } nvmlProcessInfo_t;
 
+typedef struct nvmlPciInfo_st {
+    char busIdLegacy[16];
+    unsigned domain, bus, device, pciDeviceId, pciSubSystemId;
+    char busId[32];
+} nvmlPciInfo_t;
+
 typedef struct nvmlUtilization_st {
     unsigned gpu, memory;
 } nvmlUtilization_t;

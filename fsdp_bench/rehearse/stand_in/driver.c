@@ -27,13 +27,16 @@ int cuGetErrorString(int error, const char **text) {
 /* Tables of functions that NVIDIA does not document. CUPTI asks for one, and PyTorch's profiler then goes on without
  * kernels: not counted as lacking, as no memory depends on it. A library with a CUDA runtime of its own fails. What
  * cuDNN does here (cudnn.c) needs none of those that it and its compiler have. */
+static const char *own_runtime = "";
+__attribute__((visibility("default"))) const char *stand_in_own_runtime(void) { return own_runtime; }
 int cuGetExportTable(const void **table, const void *id) {
     static const char *const of_cudnn[] = {"/libcudnn", "/libcublasLt", "/libnvrtc"};
-    static int is_told;
     Dl_info caller = {"", 0};
     dladdr(__builtin_return_address(0), &caller);
     int is_needed = 1;
     for (int i = 0; i < 3; ++i) is_needed &= !strstr(caller.dli_fname, of_cudnn[i]);
+    if (is_needed && !strstr(caller.dli_fname, "/libcupti")) own_runtime = caller.dli_fname;
+    static int is_told;
     if (is_needed && !__atomic_exchange_n(&is_told, 1, __ATOMIC_RELAXED))
         fprintf(stderr, "fsdp-bench rehearse: cuGetExportTable was called, which this stand-in lacks: "
                 "profilers see no kernels, and a library with a CUDA runtime of its own cannot start\n");
@@ -105,6 +108,8 @@ int cuCtxSetCurrent(void *context) {
     return context ? cudaSetDevice(device_of(context)) : 0;
 }
 int cuCtxGetDevice(int *device) { return *device = device_current(), 0; }
+/* Callers of the first version get this one, too (unsupported.c); so its second argument, the context, is not read. */
+int cuCtxGetDevice_v2(int *device) { return *device = device_current(), 0; }
 int cuCtxSynchronize(void) { return host_waits_for_device(device_current()), 0; }
 int cuCtxSetLimit(int limit, size_t value) { return (void)limit, (void)value, 0; } /* as cudaDeviceSetLimit */
 int cuCtxGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -5, 0; }

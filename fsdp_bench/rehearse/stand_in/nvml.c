@@ -64,6 +64,12 @@ int nvmlDeviceGetHandleByIndex(unsigned index, void **device) { return nvmlDevic
 int nvmlDeviceGetIndex(void *device, unsigned *index) { return *index = (unsigned)index_of(device), SUCCESS; }
 
 /* As fill_properties in settings.c. */
+int nvmlDeviceGetPciInfo_v3(void *device, nvmlPciInfo_t *info) {
+    *info = (nvmlPciInfo_t){.bus = (unsigned)index_of(device) + 1};
+    snprintf(info->busId, sizeof info->busId, "00000000:%02X:00.0", info->bus);
+    return snprintf(info->busIdLegacy, sizeof info->busIdLegacy, "%s", info->busId + 4), SUCCESS;
+}
+int nvmlDeviceGetMinorNumber(void *device, unsigned *number) { return *number = (unsigned)index_of(device), SUCCESS; }
 int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length) {
     snprintf(uuid, length, "GPU-%02x010203-0405-0607-0809-0a0b0c0d0e0f", (unsigned)index_of(device));
     return SUCCESS;
@@ -116,6 +122,10 @@ int nvmlDeviceGetComputeRunningProcesses(void *device, unsigned *count, void *pr
     return error;
 }
 
+int nvmlDeviceGetGraphicsRunningProcesses_v3(void *device, unsigned *count, nvmlProcessInfo_t *processes) {
+    return (void)device, (void)processes, *count = 0, SUCCESS;
+}
+
 /* ---- load and links: a GPU that does nothing and is linked to nobody */
 
 int nvmlDeviceGetUtilizationRates(void *device, nvmlUtilization_t *rates) {
@@ -126,6 +136,12 @@ int nvmlDeviceGetClockInfo(void *device, int clock, unsigned *megahertz) {
     int is_memory = clock == 2 /* NVML_CLOCK_MEM */;
     (void)device;
     return *megahertz = (unsigned)(is_memory ? limits->memory_clock_khz : limits->clock_khz) / 1000, SUCCESS;
+}
+int nvmlDeviceGetMaxClockInfo(void *device, int clock, unsigned *megahertz) {
+    return nvmlDeviceGetClockInfo(device, clock, megahertz);
+}
+int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *millijoules) {
+    return (void)device, *millijoules = 0, SUCCESS;
 }
 int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts) { return (void)device, *milliwatts = 0, SUCCESS; }
 int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *celsius) {

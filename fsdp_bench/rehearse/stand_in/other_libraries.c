@@ -25,6 +25,12 @@ UNSUPPORTED(cufftPlanMany, 16)
 UNSUPPORTED(curandCreateGenerator, 203)
 UNSUPPORTED(curandCreateGeneratorHost, 203)
 
+/* nvJPEG: NVJPEG_STATUS_IMPLEMENTATION_NOT_SUPPORTED */
+UNSUPPORTED(nvjpegCreate, 9)
+UNSUPPORTED(nvjpegCreateEx, 9)
+UNSUPPORTED(nvjpegCreateExV2, 9)
+UNSUPPORTED(nvjpegCreateSimple, 9)
+
 /* NCCL: ncclInvalidUsage. Process groups are fake ones here. */
 UNSUPPORTED(ncclGetUniqueId, 5)
 UNSUPPORTED(ncclCommInitAll, 5)

@@ -84,6 +84,16 @@ def _is_in_module(frames: Sequence[Frame]) -> bool:
     return any(function == "_call_impl" and file.endswith(_MODULE) for file, _line, function in frames)
 
 
+def own_runtime(failure: str) -> dict[str, int]:
+    """Return the library whose own CUDA runtime could not start, if a failure's message says so, as unsupported()."""
+    ask = getattr(ctypes.CDLL(None), "stand_in_own_runtime", None)
+    if ask is None or "ymbol" not in failure:  # cudaErrorSymbolNotFound, "named symbol not found"
+        return {}
+    ask.restype = ctypes.c_char_p
+    path = ask().decode()
+    return {f"cuGetExportTable for {path.rpartition('site-packages/')[2]}": 1} if path else {}
+
+
 def unsupported() -> dict[str, int]:
     """Return the functions that were called and that the stand-in lacks, with how often."""
     ask = getattr(ctypes.CDLL(None), "stand_in_unsupported", None)
