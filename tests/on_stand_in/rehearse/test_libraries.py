@@ -35,7 +35,6 @@ CALLS = {
     "nvjpeg": lambda: ctypes.CDLL(None).nvjpegCreateSimple(None),
     "newer names": lambda: ctypes.CDLL("libcuda.so.1").cuCtxGetDevice_v2(ctypes.byref(ctypes.c_int())),  # Numba
     "triangular": lambda: torch.linalg.solve_triangular(x, x, upper=True),
-    "matrix_exp": lambda: torch.matrix_exp(x),
     "random": lambda: (torch.randn_like(x), torch.multinomial(x.abs() + 1, 2), torch.nn.functional.dropout(x)),
     "sparse gradients": sparse_step,
     "nvtx": lambda: (torch.cuda.nvtx.range_push("a"), torch.cuda.nvtx.range_pop()),
