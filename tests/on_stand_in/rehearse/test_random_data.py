@@ -47,14 +47,13 @@ def test_columns_of_an_unknown_dataset_are_said_and_what_is_here_is_read(tmp_pat
     script = """
         import sys
         from datasets import load_dataset
-        from transformers import AutoProcessor, AutoTokenizer
+        from transformers import AutoTokenizer
 
         assert load_dataset("json", data_files="own.jsonl", split="train")["text"] == ["mine"]
         found = load_dataset("somebody/something")["validation"]
         assert found[0]["image"].size == (64, 32) and 0 <= found[0]["label"] < 1000
-        processor = AutoProcessor.from_pretrained("vision")
-        made = processor(text=[processor.image_token], images=[found[0]["image"]], return_tensors="pt")
-        assert (made["input_ids"] == 151655).sum() > 1
+        tokenizer = AutoTokenizer.from_pretrained("vision")
+        assert tokenizer.convert_tokens_to_ids(tokenizer.image_token) == 151655
         AutoTokenizer.from_pretrained("somebody/something")
     """
     (tmp_path / "own.jsonl").write_text('{"text": "mine"}')
