@@ -55,7 +55,7 @@ class Environments:
             origin = str(given) if given is not None and given.exists() else row.repository
             partial = place.with_name(place.name + ".part")
             _run("rm", "-rf", str(partial))
-            _run("git", "clone", "-q", origin, str(partial))
+            _run("git", "clone", "-q", "--filter=blob:none", origin, str(partial))
             if tag:
                 _run("git", "-C", str(partial), "checkout", "-q", tag)
             partial.rename(place)
