@@ -99,8 +99,8 @@ def _answer(document: dict[str, Any], code: int) -> dict[str, Any]:
     memory = document["memory"]
     found = {
         "num_steps": document["num_steps"],
-        "peak_allocated_bytes": memory["peak_allocated_bytes"],
-        "peak_reserved_bytes": memory["peak_reserved_bytes"],
+        "peak_allocated_bytes": memory["peak_allocated_bytes"] or 0,
+        "peak_reserved_bytes": memory["peak_reserved_bytes"] or 0,
         "said": tuple(document["notes"]),
     }
     if code == ExitCode.CRASHED:
