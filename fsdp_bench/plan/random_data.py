@@ -10,7 +10,7 @@ from fsdp_bench.spec.errors import SpecError, shown
 from fsdp_bench.spec.subprocesses.rehearsal import RandomData
 
 _KIND = re.compile(
-    r"(text|short|caption|chat|short chat|image chat|audio|label)(:[1-9]\d*)?|images?(:[1-9]\d*x[1-9]\d*)?"
+    r"(text|short|caption|((short|image|sharegpt) )?chat|audio|label)(:[1-9]\d*)?|images?(:[1-9]\d*x[1-9]\d*)?"
 )
 """What --random-data can put into a column, with its size: _KINDS in rehearse/inside/replace/random_examples.py."""
 
@@ -32,7 +32,8 @@ def read_random_data(asked: str | bool | None, catalog: Catalog) -> RandomData |
         else:
             raise SpecError(
                 f"random-data: {shown(word)} is not allowed; the words of a text, 2 or more, or COLUMN=KIND[:SIZE]: "
-                "text, short, caption, chat, image chat (words), image, images (640x480), audio (seconds), label"
+                "text, short, caption, chat, image chat, sharegpt chat (words), image, images (640x480), audio"
+                " (seconds), label"
             )
     names = {name: model for model in catalog.models() for name in (*names_of(model), *model.same_architecture)}
     configs = {model_key(name): _with_dtype(model.hf_config()) for name, model in names.items()}

@@ -15,7 +15,8 @@ def write_page(file: Path) -> None:
     before, _, rest = file.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     matrix = read_matrix()
-    file.write_text(before + "\n\n".join([BEGIN, _table(matrix), *map(_commands, matrix), END]) + after)
+    commands = [_commands(one) for one in matrix if any(row.command for row in one.rows)]
+    file.write_text(before + "\n\n".join([BEGIN, _table(matrix), *commands, END]) + after)
 
 
 def _table(matrix: list[Framework]) -> str:

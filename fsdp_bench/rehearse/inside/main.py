@@ -342,7 +342,7 @@ def main() -> None:
     if launch.gives_ranks or plan["world_size"] is not None:
         os.environ.update(rank_environment(*world))
     os.environ.update(launch.environment)
-    os.environ["WANDB_MODE"] = "disabled"  # a rehearsal is no run of the user's account
+    os.environ |= {"WANDB_MODE": "disabled", "DO_NOT_TRACK": "1"}  # a rehearsal is no run of the user's account
     with warnings.catch_warnings():
         rehearsal = _Rehearsal(plan, files, launch, *world)
         rehearsal.prepare()

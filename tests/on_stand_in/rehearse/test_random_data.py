@@ -47,11 +47,14 @@ def test_columns_of_an_unknown_dataset_are_said_and_what_is_here_is_read(tmp_pat
     script = """
         import sys
         from datasets import load_dataset
+        from huggingface_hub import snapshot_download
         from transformers import AutoTokenizer
 
+        snapshot_download("somebody/something", repo_type="dataset", ignore_patterns=["*"])  # whether it is there
         assert load_dataset("json", data_files="own.jsonl", split="train")["text"] == ["mine"]
         found = load_dataset("somebody/something")["validation"]
         assert found[0]["image"].size == (64, 32) and 0 <= found[0]["label"] < 1000
+        assert [one["from"] for one in found[0]["turns"]] == ["human", "gpt"]
         tokenizer = AutoTokenizer.from_pretrained("vision")
         assert tokenizer.convert_tokens_to_ids(tokenizer.image_token) == 151655
         AutoTokenizer.from_pretrained("somebody/something")
@@ -60,7 +63,8 @@ def test_columns_of_an_unknown_dataset_are_said_and_what_is_here_is_read(tmp_pat
     (tmp_path / "vision").mkdir()
     (tmp_path / "vision" / "config.json").write_text(json.dumps(VISION))
     (tmp_path / "script.py").write_text(dedent(script))
-    found = rehearse(*ON, "image=image:64x32,label=label", "--", "script.py", folder=tmp_path, code=1)
+    columns = "image=image:64x32,label=label,turns=sharegpt chat"
+    found = rehearse(*ON, columns, "--", "script.py", folder=tmp_path, code=1)
     assert found.document["failure"]["message"].startswith(
         "--random-data: the configuration of 'somebody/something' is"
     )

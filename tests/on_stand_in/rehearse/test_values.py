@@ -39,6 +39,20 @@ dist.all_gather(parts, floats)
 assert torch.cuda.max_memory_allocated() == before, torch.cuda.max_memory_allocated() - before
 assert whole.tolist() == [3, 1, 2] * 8
 """,
+    # as images' tokens take the places of others, in the forward and in autograd's thread
+    "a known mask that is expanded to a large one has a known number of ones": """
+tokens, hidden = torch.tensor([[9, 9, 1, 2], [9, 1, 1, 1]]).cuda(), 1 << 20
+embedded, image = (torch.zeros(*shape, hidden, device="cuda", requires_grad=True) for shape in ((2, 4), (3,)))
+mask = (tokens == 9)[..., None].expand_as(embedded)
+assert embedded[mask].shape == (3 * hidden,)
+before = torch.cuda.memory_allocated()
+torch.cuda.reset_peak_memory_stats()
+where = mask.nonzero()
+assert where.shape == (3 * hidden, 3) and torch.cuda.memory_allocated() - before == 3 * 3 * hidden * 8
+assert torch.cuda.max_memory_allocated() - before == 3 * 3 * hidden * 8 + 2 * 4 * hidden  # and a contiguous mask
+embedded.masked_scatter(mask, image).sum().backward()
+assert image.grad.shape == image.shape
+""",
     # operators are run by this package, too, where a number takes the place of a tensor
     "float operators and numbers keep their dtypes": """
 for dtype in (torch.bfloat16, torch.float16, torch.float32):

@@ -167,7 +167,10 @@ def _instead(operator: Any, kernel: Any) -> Callable[..., Any]:
                 computed = operator(*tree_map(_on_host, arguments), **tree_map(_on_host, keywords))
             device = inputs[0].device  # the copy there is known: copy_ marks it
             return tree_map(lambda value: value.to(device) if isinstance(value, torch.Tensor) else value, computed)
-        if name == "masked_select" and sys._getframe(1).f_code.co_filename.endswith("_tensor_str.py"):
+        if name == "nonzero" and (found := _nonzero_of_expanded(*arguments)) is not None:
+            return found
+        caller = sys._getframe().f_back  # none in a thread of autograd
+        if name == "masked_select" and caller and caller.f_code.co_filename.endswith("_tensor_str.py"):
             return inputs[0].new_empty(0)  # text of values that are not known: no number of them decides its format
         outer, reading = reading, HostRead(name)
         try:
@@ -179,6 +182,21 @@ def _instead(operator: Any, kernel: Any) -> Callable[..., Any]:
         return found
 
     return run
+
+
+def _nonzero_of_expanded(mask: torch.Tensor) -> torch.Tensor | None:
+    """Return the memory that nonzero takes of a small known tensor that was expanded to a large one; None of others.
+
+    Its size is known from the elements that are there once. A mask of images' tokens is expanded to the hidden size.
+    """
+    once = mask
+    for dim, stride in enumerate(mask.stride()):
+        once = once if stride else once[(slice(None),) * dim + (slice(1),)]
+    if not (0 < once.numel() < mask.numel()) or not _is_known(once):
+        return None
+    count = int(torch.count_nonzero(_on_host(once))) * (mask.numel() // once.numel())
+    _contiguous = mask.contiguous()  # CUDA's nonzero holds one
+    return mask.new_empty((mask.dim(), count), dtype=torch.int64).t()
 
 
 _REPLACEMENTS = {

@@ -31,9 +31,10 @@ _UNITS = {"audio": " s", "label": " classes", "image": " pixels", "images": " pi
 _COLUMNS = {
     "wikitext openwebtext c4 fineweb fineweb-edu slimpajama-627b imdb tinystories": {"text": "text"},
     "capybara ultrachat_200k no_robots tulu-3-sft-mixture": {"messages": "chat"},
+    "finetome-100k": {"conversations": "sharegpt chat"},
     "ultrafeedback_binarized orpo-dpo-mix-40k": {"chosen": "chat", "rejected": "chat"},
     "alpaca alpaca-cleaned": {"instruction": "short", "input": "short", "output": "text", "text": "text"},
-    "alpaca_2k_test": {"instruction": "short", "input": "short", "output": "text", "text": "text"},
+    "gpt4-llm-cleaned alpaca_2k_test": {"instruction": "short", "input": "short", "output": "text", "text": "text"},
     "gsm8k": {"question": "short", "answer": "text"},
     "tldr": {"prompt": "text", "completion": "short"},
     "deepmath-103k": {"prompt": "short chat", "solution": "short"},
@@ -60,7 +61,7 @@ class RandomExamples:
     def install(self) -> None:
         """Replace what loads datasets, once the script imports it."""
         change_at_import({"datasets": self._change_datasets, "torchvision.datasets.folder": self._change_folders})
-        change_at_import({"evaluate": self._change_metrics})
+        change_at_import({"evaluate": self._change_metrics, "huggingface_hub._snapshot_download": _change_snapshots})
 
     def _change_datasets(self, module: ModuleType) -> None:
         load = module.load_dataset
@@ -170,6 +171,19 @@ class RandomExamples:
         module.DatasetFolder.__init__ = instead
 
 
+def _change_snapshots(module: ModuleType) -> None:
+    """Let a dataset be on the hub for who asks for none of its files, but whether it is there."""
+    download = module.snapshot_download
+
+    @wraps(download)
+    def instead(*arguments: Any, **keywords: Any) -> Any:
+        if keywords.get("repo_type") == "dataset" and keywords.get("ignore_patterns") in ("*", ["*"]):
+            return ""
+        return download(*arguments, **keywords)
+
+    module.snapshot_download = instead
+
+
 class _Metric:
     """What evaluate.load returns, of the value zero."""
 
@@ -192,6 +206,12 @@ def _chat(size: str, drawn: random.Random) -> list[dict[str, Any]]:
     """Return a question, the same in all chats as chosen and rejected answers have it in common, and an answer."""
     texts = _text(str(int(size) // 2), random.Random(0)), _text(str(int(size) - int(size) // 2), drawn)
     return [{"role": role, "content": text} for role, text in zip(("user", "assistant"), texts, strict=True)]
+
+
+def _sharegpt_chat(size: str, drawn: random.Random) -> list[dict[str, Any]]:
+    """Return a chat in the format of ShareGPT."""
+    names = {"user": "human", "assistant": "gpt"}
+    return [{"from": names[one["role"]], "value": one["content"]} for one in _chat(size, drawn)]
 
 
 def _image_chat(size: str, drawn: random.Random) -> list[dict[str, Any]]:
@@ -222,7 +242,7 @@ def _audio(size: str, drawn: random.Random) -> dict[str, Any]:
 
 _KINDS: dict[str, Callable[[str, random.Random], Any]] = {
     **{"text": _text, "short": _text, "caption": _text},
-    **{"chat": _chat, "image chat": _image_chat},
+    **{"chat": _chat, "image chat": _image_chat, "sharegpt chat": _sharegpt_chat},
     "short chat": lambda size, drawn: _chat(size, drawn)[:1],
     "image": _image,
     "images": lambda size, drawn: [_image(size, drawn)],

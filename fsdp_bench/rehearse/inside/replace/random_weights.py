@@ -6,7 +6,9 @@ checkpoint's, from one that holds nothing. torchvision and timm build the model 
 
 from __future__ import annotations
 
+import json
 import tempfile
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +17,9 @@ import torch
 
 from ..at_import import change_at_import
 from .checkpoints import safetensors_header
+
+_FILE_BYTES = 5 * 10**9
+"""The largest file of a published checkpoint: a machine may refuse to map one larger than its memory."""
 
 
 def use_random_weights(folder: Path) -> None:
@@ -59,7 +64,7 @@ def _from_config(load: Any, folder: Path) -> Any:
 
 
 def _empty_checkpoint(cls: Any, name: Any, folder: Path, config: Any) -> str:
-    """Return a folder with a configuration and a checkpoint of its model whose file is all holes."""
+    """Return a folder with a configuration and a checkpoint of its model whose files are all holes."""
     import transformers
 
     config = config if config is not None else transformers.AutoConfig.from_pretrained(name)
@@ -67,12 +72,18 @@ def _empty_checkpoint(cls: Any, name: Any, folder: Path, config: Any) -> str:
         model = cls._from_config(config)
     saved = model.state_dict().keys()
     tensors = {key: one for key, one in (*model.named_parameters(), *model.named_buffers()) if key in saved}
-    header, num_bytes = safetensors_header(tensors, {"format": "pt"})
     place = Path(tempfile.mkdtemp(dir=folder, prefix="empty-"))
     config.save_pretrained(place)
-    with open(place / "model.safetensors", "wb") as file:
-        file.write(header)
-        file.truncate(len(header) + num_bytes)
+    starts = accumulate((one.nbytes for one in tensors.values()), initial=0)
+    files = {key: f"model-{start // _FILE_BYTES}.safetensors" for key, start in zip(tensors, starts, strict=False)}
+    for name in set(files.values()):
+        header, num_bytes = safetensors_header(
+            {key: tensors[key] for key in files if files[key] == name}, {"format": "pt"}
+        )
+        with open(place / name, "wb") as file:
+            file.write(header)
+            file.truncate(len(header) + num_bytes)
+    (place / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
     return str(place)
 
 
