@@ -6,6 +6,11 @@ All need PyTorch's CUDA build, and many need transformers. If either is missing,
 import importlib.util
 from pathlib import Path
 
+import pytest
+
+OF_CUDNN = ("test_cudnn", "test_exported_scripts", "test_frameworks", "test_gpu_tests", "test_time", "test_vision")
+"""Modules whose rehearsals run the attention that PyTorch chooses."""
+
 
 def has_cuda_build() -> bool:
     """Return whether this Python's torch is built for CUDA."""
@@ -16,3 +21,10 @@ def has_cuda_build() -> bool:
 
 if not has_cuda_build() or importlib.util.find_spec("transformers") is None:
     collect_ignore_glob = ["*"]
+
+
+@pytest.fixture(autouse=True)
+def flash_attention(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all other rehearsals run FlashAttention: to compile cuDNN's takes 2 to 4 CPU seconds in each."""
+    if request.path.stem not in OF_CUDNN:
+        monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
