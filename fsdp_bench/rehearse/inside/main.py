@@ -75,7 +75,7 @@ class _Rehearsal:
         from .observe.memory import record_history
         from .observe.side_effects import keep_from_dynamo
         from .observe.steps import EnoughSteps
-        from .replace import checkpoints, collectives, hub, integers, process_group, random_weights
+        from .replace import checkpoints, collectives, integers, process_group
 
         keep_from_dynamo()
         self.counters.install()
@@ -96,9 +96,13 @@ class _Rehearsal:
         process_group.run_one_process(self.rank % self.gpus_per_node)
         process_group.run_launched_program(self._run_launched, self._set_num_processes)
         if self.plan["random_data"] is not None:
+            from .replace import hub
+
             self.missing = hub.MissingFiles(self.plan["random_data"], Path(self.plan["report"]).parent, self.world_size)
             self.missing.install()
         if self.plan["random_weights"]:
+            from .replace import random_weights
+
             random_weights.use_random_weights(Path(self.plan["report"]).parent)
         record_history()
         threading.Thread(target=_print_progress, args=(self.steps,), daemon=True).start()

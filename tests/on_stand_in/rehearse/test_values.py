@@ -92,7 +92,7 @@ def test_unknown_values_that_the_script_reads_are_named_with_their_line(tmp_path
     assert named == {*read, ("print", 8, False)}
 
 
-def test_unknown_booleans_are_false_whatever_was_in_their_memory(tmp_path: Path) -> None:
+def test_unknown_booleans_are_false_and_all_of_them_true_whatever_was_in_their_memory(tmp_path: Path) -> None:
     """DeepSpeed would see overflows of gradients. The text of a large tensor does not depend on unknown values."""
     script = """
     import torch
@@ -102,6 +102,7 @@ def test_unknown_booleans_are_false_whatever_was_in_their_memory(tmp_path: Path)
     del before
     is_negative = x < 0
     assert is_negative.data_ptr() == address and not is_negative[0].item()
+    assert torch.equal(x, torch.ones_like(x))  # as Liger asks whether a loss's gradient is one
     repr(x)
     """
     found = rehearse_script(tmp_path, script)
