@@ -35,7 +35,7 @@ test-rehearsal: .venv-rehearsal/installed
 .venv-rehearsal/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-rehearsal
 	$(REHEARSAL) -m pip install --quiet --constraint constraints.txt "torch===2.13.0"
-	$(REHEARSAL) -m pip install --quiet --constraint constraints.txt --editable '.[train,hf,qlora,torchao,liger,frameworks,dev]'
+	$(REHEARSAL) -m pip install --quiet --constraint constraints.txt --editable '.[train,hf,qlora,torchao,liger,dev]'
 	touch $@
 
 # What the models of the catalogue run, recorded for all sizes and compiled; what is there is kept. Four hours, two cores.

@@ -21,8 +21,11 @@ from fsdp_bench.rehearse.build import build_stand_in, environment_of, stand_in_e
 from fsdp_bench.rehearse.find_torch import Torch, find_torch
 from fsdp_bench.rehearse.prepared import ForkServer, PreparedPython
 from fsdp_bench.spec.errors import MachineError
+from fsdp_bench.spec.files import private_folder
 from fsdp_bench.spec.subprocesses.rehearsal import RehearsedGpu
 from fsdp_bench.sweep.run.rehearsed import rehearsed_gpu
+from tools.frameworks.environment import Environments
+from tools.frameworks.matrix import NEWEST_TORCH, read_matrix
 
 _MODULES = (
     *("torch", "torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.fsdp", "torch.distributed.tensor"),
@@ -56,6 +59,20 @@ def prepared_python() -> PreparedPython:
     prepared = _PreparedPython(_MODULES)
     atexit.register(prepared.__exit__)
     return prepared
+
+
+@cache
+def python_with_trl() -> str:
+    """Return an interpreter with TRL and datasets beside this one's packages, made once and kept.
+
+    They are not in this one's environment: transformers would import datasets in every test, three times as long.
+    """
+    framework = next(one for one in read_matrix() if one.framework == "TRL")
+    kept = private_folder("frameworks")
+    assert kept is not None
+    return str(
+        Environments(kept, {NEWEST_TORCH: Path(sys.executable)}).programs(framework, framework.releases[0]) / "python"
+    )
 
 
 def run_python(

@@ -1,5 +1,6 @@
 """An environment with a framework on top of one that has torch's CUDA build, and the source of its repository."""
 
+import fcntl
 import hashlib
 import re
 import subprocess
@@ -27,6 +28,12 @@ class Environments:
             raise MachineError(f"torch {release.torch}: no Python with its CUDA build is given; --torch VERSION=PYTHON")
         if _has(base, release.requirements):
             return base.parent
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with open(self._folder / "lock", "w") as lock:  # two tests may ask for one at the same time
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return self._made(framework, release, base)
+
+    def _made(self, framework: Framework, release: Release, base: Path) -> Path:
         digest = hashlib.sha256(repr((release.requirements, release.torch, str(base))).encode()).hexdigest()[:8]
         home = self._folder / f"{_plain(framework.framework)}-{_plain(release.release)}-{digest}"
         programs = home / "bin"

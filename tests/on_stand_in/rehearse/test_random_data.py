@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from textwrap import dedent
 
+from tests.on_stand_in.interpreters import python_with_trl
 from tests.on_stand_in.rehearsing import rehearse
 
 ON = ("--gpu", "H100-SXM", "--steps", "1", "--random-weights", "--random-data")
@@ -30,7 +31,9 @@ TRAIN = """
 
 def test_a_script_of_a_hubs_model_and_dataset_needs_neither(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(dedent(TRAIN))
-    found = rehearse(*ON, "300", "--", "train.py", folder=tmp_path, HF_HOME=str(tmp_path / "empty"))
+    found = rehearse(
+        *ON, "300", "--", "train.py", folder=tmp_path, command=python_with_trl(), HF_HOME=str(tmp_path / "empty")
+    )
     # weights, gradients and two moments of 596,049,920 parameters in bf16, and up to twice as much between them
     assert 4 * 2 * 596_049_920 < found.peak_bytes < 6 * 2 * 596_049_920
     assert "tokens torch.Size([1, 304]) largest True" in found.output  # 300 words, two roles, two ends
@@ -64,7 +67,7 @@ def test_columns_of_an_unknown_dataset_are_said_and_what_is_here_is_read(tmp_pat
     (tmp_path / "vision" / "config.json").write_text(json.dumps(VISION))
     (tmp_path / "script.py").write_text(dedent(script))
     columns = "image=image:64x32,label=label,turns=sharegpt chat"
-    found = rehearse(*ON, columns, "--", "script.py", folder=tmp_path, code=1)
+    found = rehearse(*ON, columns, "--", "script.py", folder=tmp_path, command=python_with_trl(), code=1)
     assert found.document["failure"]["message"].startswith(
         "--random-data: the configuration of 'somebody/something' is"
     )

@@ -11,8 +11,10 @@ from tools.frameworks.matrix import NEWEST_TORCH, Framework, Row, read_matrix
 from tools.frameworks.rehearsal import record_of, rehearse_row
 
 ROWS = [(framework, row) for framework in read_matrix() for row in framework.rows if framework.of_row(row)]
-IN_EVERY_CHANGE = ("trl-sft-fsdp2",)
-"""Rows whose packages `make test-rehearsal` installs."""
+IN_EVERY_CHANGE = (
+    *("trl-sft-fsdp2", "trl-sft-adam8bit-fsdp1", "trl-dpo-lora-fsdp2", "trl-dpo-ddp", "trl-reward-fsdp2"),
+)
+"""Rows that need one environment, without a repository: FSDP2, FSDP1 and DDP, with PEFT and bitsandbytes."""
 
 pytestmark = pytest.mark.timeout(1800)
 
