@@ -29,6 +29,8 @@ def _table(matrix: list[Framework]) -> str:
                 by_gpus = {one.gpus: one for one in runs if one.release == release}
                 seconds = ", ".join(f"{by_gpus[gpus].seconds:.0f}" for gpus in sorted(by_gpus))
                 cells = [_cell(by_gpus.get(gpus)) for gpus in (8, 64)]
+                others = [f"{_cell(run)} on {gpus}" for gpus, run in by_gpus.items() if gpus not in (8, 64)]
+                cells[0] = "; ".join(filter(None, [cells[0], *others]))
                 torch = next(iter(by_gpus.values())).torch
                 named = release if torch == NEWEST_TORCH else f"{release}, torch {torch.removesuffix('.0')}"
                 lines.append(
