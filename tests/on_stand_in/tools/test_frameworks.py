@@ -1,13 +1,13 @@
 """Frameworks' own examples, unmodified: the peaks that docs/frameworks.md has."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from fsdp_bench.spec.files import private_folder
+from tests.on_stand_in.interpreters import TORCHES
 from tools.frameworks.environment import Environments
-from tools.frameworks.matrix import NEWEST_TORCH, Framework, Row, read_matrix
+from tools.frameworks.matrix import Framework, Row, read_matrix
 from tools.frameworks.rehearsal import record_of, rehearse_row
 
 ROWS = [(framework, row) for framework in read_matrix() for row in framework.rows if framework.of_row(row)]
@@ -29,9 +29,10 @@ pytestmark = pytest.mark.timeout(1800)
 def test_an_example_has_the_recorded_peak(framework: Framework, row: Row, tmp_path: Path) -> None:
     release = framework.of_row(row)[0]
     kept = private_folder("frameworks") or tmp_path
-    places = Environments(kept, {NEWEST_TORCH: Path(sys.executable)})
-    if release.torch != NEWEST_TORCH:
-        pytest.skip(f"torch {release.torch} is not here: python -m tools.frameworks --torch {release.torch}=PYTHON")
+    pythons = {one.version.partition("+")[0]: Path(one.python) for one in TORCHES}
+    if release.torch not in pythons:
+        pytest.skip(f"torch {release.torch} is not here: FSDP_BENCH_TEST_CUDA_PYTHONS names interpreters")
+    places = Environments(kept, pythons)
     found = rehearse_row(framework, row, release, row.gpus[0], places)
     recorded = next(run for run in record_of(framework, row).runs if run.gpus == row.gpus[0])
     assert (found.answer, found.why) == (recorded.answer, recorded.why)

@@ -46,7 +46,7 @@ _COLUMNS = {
     "librispeech_asr": {"audio": "audio", "text": "caption"},
     "glue mrpc": {"sentence1": "caption", "sentence2": "caption", "label": "label"},
 }
-"""What is in the columns of datasets that examples of frameworks use, by the last part of their names, lower case."""
+"""Columns of datasets that examples of frameworks use, each with its kind, by the last part of a dataset's name."""
 
 
 class RandomExamples:
@@ -56,7 +56,7 @@ class RandomExamples:
         self._words, self._columns = words, columns
         self._num_rows = min(max(512, 16 * world_size), 4096)
         self.notes: list[str] = []
-        """What was made, a sentence each."""
+        """Sentences on what was made."""
 
     def install(self) -> None:
         """Replace what loads datasets, once the script imports it."""
@@ -92,7 +92,7 @@ class RandomExamples:
         if columns is None:
             raise OSError(
                 f"--random-data: dataset {name!r} is not on this machine, and its columns are not known; say them, as"
-                f" in --random-data messages=chat ({', '.join(_KINDS)})"
+                f" in --random-data messages=chat ({', '.join(KINDS)})"
             )
         made = datasets.Dataset.from_dict(*self._rows(datasets, columns))
         made.info.splits = datasets.splits.SplitDict()
@@ -125,7 +125,7 @@ class RandomExamples:
 
     def _value(self, kind: str, drawn: random.Random) -> Any:
         """Return what one example has in a column of this kind."""
-        return _KINDS[kind.partition(":")[0]](self._size(kind), drawn)
+        return KINDS[kind.partition(":")[0]](self._size(kind), drawn)
 
     def _size(self, kind: str) -> str:
         name, _, size = kind.partition(":")
@@ -185,7 +185,7 @@ def _change_snapshots(module: ModuleType) -> None:
 
 
 class _Metric:
-    """What evaluate.load returns, of the value zero."""
+    """A metric as evaluate.load returns one, whose value is zero."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -240,7 +240,7 @@ def _audio(size: str, drawn: random.Random) -> dict[str, Any]:
     return {"bytes": file.getvalue(), "path": None}
 
 
-_KINDS: dict[str, Callable[[str, random.Random], Any]] = {
+KINDS: dict[str, Callable[[str, random.Random], Any]] = {
     **{"text": _text, "short": _text, "caption": _text},
     **{"chat": _chat, "image chat": _image_chat, "sharegpt chat": _sharegpt_chat},
     "short chat": lambda size, drawn: _chat(size, drawn)[:1],
@@ -249,7 +249,7 @@ _KINDS: dict[str, Callable[[str, random.Random], Any]] = {
     "audio": _audio,
     "label": lambda size, drawn: drawn.randrange(int(size)),
 }
-"""How to make what a column has: of so many words, pixels, seconds or classes."""
+"""Functions that make a value of each kind: of so many words, pixels, seconds or classes."""
 
 
 def _feature(datasets: ModuleType, kind: str) -> Any:
