@@ -208,15 +208,7 @@ def command_to_rehearse(
     ``environment`` has variables, and ``edited`` texts of files by absolute paths, that the command finds. Raises
     SpecError for values that are not allowed.
     """
-    if snapshot is not None and not snapshot.resolve().parent.is_dir():
-        raise SpecError(f"snapshot: {str(snapshot.parent)!r} is no folder")
-    for name, of_time in (("tokens-per-step", tokens_per_step), ("calibration", calibration)):
-        if of_time is not None and not time:
-            raise SpecError(f"{name}: it counts for --time alone, which is not given")
-    if tokens_per_step is not None and tokens_per_step < 1:
-        raise SpecError(f"tokens-per-step: {shown(tokens_per_step)} is not allowed; a whole number, 1 or more")
-    if timeout is not None and not 0 < timeout < float("inf"):
-        raise SpecError(f"timeout: {shown(timeout)} is not allowed; a number of seconds above 0")
+    _check_values(snapshot, time, tokens_per_step, calibration, timeout)
     words = shlex.split(command) if isinstance(command, str) else list(command)
     words = [*(f"{name}={value}" for name, value in environment.items()), *words]
     understood = read_command(words, os.environ, Path.cwd())
@@ -264,6 +256,25 @@ def command_to_rehearse(
         timeout_seconds=timeout,
         with_stages=with_stages,
     )
+
+
+def _check_values(
+    snapshot: Path | None,
+    time: bool,
+    tokens_per_step: int | None,
+    calibration: Path | str | None,
+    timeout: float | None,
+) -> None:
+    """Raise SpecError for a value that no rehearsal takes, before the command is read."""
+    if snapshot is not None and not snapshot.resolve().parent.is_dir():
+        raise SpecError(f"snapshot: {str(snapshot.parent)!r} is no folder")
+    for name, of_time in (("tokens-per-step", tokens_per_step), ("calibration", calibration)):
+        if of_time is not None and not time:
+            raise SpecError(f"{name}: it counts for --time alone, which is not given")
+    if tokens_per_step is not None and tokens_per_step < 1:
+        raise SpecError(f"tokens-per-step: {shown(tokens_per_step)} is not allowed; a whole number, 1 or more")
+    if timeout is not None and not 0 < timeout < float("inf"):
+        raise SpecError(f"timeout: {shown(timeout)} is not allowed; a number of seconds above 0")
 
 
 def rehearse_command(command: str | Sequence[str], **asked: object) -> list[Rehearsal]:

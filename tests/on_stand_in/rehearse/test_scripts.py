@@ -101,9 +101,7 @@ def test_several_ranks_are_rehearsed_in_turn(tmp_path: Path) -> None:
 
 
 def test_from_pretrained_reads_a_checkpoint_or_makes_the_model_from_its_configuration(tmp_path: Path) -> None:
-    (tmp_path / "save.py").write_text(SAVE)
-    subprocess.run([sys.executable, "save.py"], cwd=tmp_path, check=True, capture_output=True)
-    (tmp_path / "train.py").write_text(TRAIN_PRETRAINED)
+    _save_a_model_and_its_configuration(tmp_path, TRAIN_PRETRAINED)
     given = ("--gpu", "H100-SXM", "--steps", "1")
     read = rehearse(*given, "--", "train.py", "checkpoint", folder=tmp_path)
     made = rehearse(*given, "--random-weights", "--", "train.py", "configuration", folder=tmp_path)
@@ -114,13 +112,17 @@ def test_from_pretrained_reads_a_checkpoint_or_makes_the_model_from_its_configur
 
 @pytest.mark.slow
 def test_a_quantized_model_is_made_as_its_checkpoint_is_read(tmp_path: Path) -> None:
-    (tmp_path / "save.py").write_text(SAVE)
-    subprocess.run([sys.executable, "save.py"], cwd=tmp_path, check=True, capture_output=True)
-    (tmp_path / "train.py").write_text(TRAIN_QUANTIZED)
+    _save_a_model_and_its_configuration(tmp_path, TRAIN_QUANTIZED)
     given = ("--gpu", "H100-SXM", "--steps", "1")
     read = rehearse(*given, "--", "train.py", "checkpoint", folder=tmp_path)
     made = rehearse(*given, "--random-weights", "--", "train.py", "configuration", folder=tmp_path)
     assert made.document["memory"] == read.document["memory"]
+
+
+def _save_a_model_and_its_configuration(folder: Path, train: str) -> None:
+    (folder / "save.py").write_text(SAVE)
+    subprocess.run([sys.executable, "save.py"], cwd=folder, check=True, capture_output=True)
+    (folder / "train.py").write_text(train)
 
 
 SAVE = """
