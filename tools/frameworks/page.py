@@ -7,16 +7,33 @@ from fsdp_bench.spec.units import GIB
 from tools.frameworks.matrix import NEWEST_TORCH, SERVER, Framework, Row, read_matrix
 from tools.frameworks.rehearsal import Run, record_of
 
+FIVE = "five-"
+BEGIN_FIVE, END_FIVE = "<!-- five: python -m tools.frameworks --page -->", "<!-- end of five -->"
 BEGIN, END = "<!-- rows: python -m tools.frameworks --page -->", "<!-- end of rows -->"
 
 
 def write_page(file: Path) -> None:
-    """Write the rows between their marks; the text around them stays."""
-    before, _, rest = file.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
+    """Write both tables and the rows' commands between their marks; the text around them stays."""
     matrix = read_matrix()
-    commands = [_commands(one) for one in matrix if any(row.command for row in one.rows)]
-    file.write_text(before + "\n\n".join([BEGIN, _table(matrix), *commands, END]) + after)
+    text = _between(file.read_text(), BEGIN_FIVE, END_FIVE, [_five(matrix)])
+    file.write_text(_between(text, BEGIN, END, [_table(matrix), *filter(None, map(_commands, matrix))]))
+
+
+def _between(text: str, begin: str, end: str, parts: list[str]) -> str:
+    before, _, rest = text.partition(begin)
+    return before + "\n\n".join([begin, *parts, end]) + rest.partition(end)[2]
+
+
+def _five(matrix: list[Framework]) -> str:
+    """Return the table of the rows that train the same by several frameworks, from the least memory to the most."""
+    rows = [(framework, row) for framework in matrix for row in framework.rows if row.name.startswith(FIVE)]
+    runs = [(framework, row, run) for framework, row in rows for run in record_of(framework, row).runs]
+    lines = ["| framework | torch | allocated / reserved, GiB | step time (predicted) |", "|---|---|---|---|"]
+    for framework, row, run in sorted(runs, key=lambda one: one[2].peak_allocated_bytes):
+        named = f"{framework.framework} {run.release}, {row.what.partition(': ')[2]}"
+        time = "unknown" if run.step_seconds is None else f"{1000 * run.step_seconds:.0f} ms"
+        lines.append(f"| {named} | {run.torch} | {_cell(run)} | {time} |")
+    return "\n".join(lines)
 
 
 def _table(matrix: list[Framework]) -> str:
@@ -51,16 +68,19 @@ def _cell(run: Run | None) -> str:
 
 
 def _commands(framework: Framework) -> str:
-    parts = [f"## {framework.framework}"]
-    newest = framework.releases[0]
-    parts.append("`pip install " + shlex.join([f"torch=={newest.torch}", *newest.requirements]) + "`")
-    parts += [_command(framework, row) for row in framework.rows if row.command]
-    return "\n\n".join(parts)
+    """Return what to install for each release that ran, and the command of each row that ran."""
+    rows = [row for row in framework.rows if framework.of_row(row)]
+    used = {one.release for row in rows for one in framework.of_row(row)}
+    parts = [f"## {framework.framework}"] if rows else []
+    for one in framework.releases:
+        if one.release in used:
+            parts.append("`pip install " + shlex.join([f"torch=={one.torch}", *one.requirements]) + "`")
+    return "\n\n".join([*parts, *(_command(framework, row) for row in rows)])
 
 
 def _command(framework: Framework, row: Row) -> str:
     """Return one row's command at its newest release on 8 GPUs, and where its example and its files are."""
-    release = next((one.release for one in framework.of_row(row)), framework.releases[0].release)
+    release = framework.of_row(row)[0].release
     words = [f"fsdp-bench rehearse --server {SERVER}", *([shlex.join(row.options)] if row.options else []), "--"]
     command = row.text(" ".join([*words, row.command.strip()]), release, 8)
     about = f"**{row.what}**"

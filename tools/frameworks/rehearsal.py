@@ -20,7 +20,7 @@ CHECKOUT = Path(__file__).parents[2]
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rehearsal of a row answered."""
+    """The answer of a row's rehearsal; of several pipeline stages the one that reserves most."""
 
     release: str
     torch: str
@@ -32,6 +32,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     peak_allocated_bytes: int = 0
     peak_reserved_bytes: int = 0
     num_steps: int = 0
+    step_seconds: float | None = None
+    """The predicted time of the last step (``--time``). None: not asked for, or unknown."""
     seconds: float = 0.0
     """The rehearsal's own time on the clock, imports included."""
     said: tuple[str, ...] = ()
@@ -77,7 +79,9 @@ def rehearse_row(framework: Framework, row: Row, release: Release, gpus: int, pl
     except json.JSONDecodeError:
         said = (done.stderr.strip() or "no message").splitlines()[-1]
         return Run(**about, answer="failed", why=shortened(said, 300))
-    return Run(**about, **_answer(document["ranks"][0] if "ranks" in document else document, done.returncode))
+    ranks = document.get("ranks", [document])
+    worst = max(ranks, key=lambda one: one["memory"]["peak_reserved_bytes"] or 0)
+    return Run(**about, **_answer(worst, done.returncode))
 
 
 def _words(row: Row, release: Release, gpus: int) -> list[str]:
@@ -101,6 +105,7 @@ def _answer(document: dict[str, Any], code: int) -> dict[str, Any]:
         "num_steps": document["num_steps"],
         "peak_allocated_bytes": memory["peak_allocated_bytes"] or 0,
         "peak_reserved_bytes": memory["peak_reserved_bytes"] or 0,
+        "step_seconds": (document["time"] or {}).get("step_seconds"),
         "said": tuple(document["notes"]),
     }
     if code == ExitCode.CRASHED:
